@@ -1,0 +1,71 @@
+"""Every setting of Tunewright, read once from the environment and an optional ``.env`` file."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import lru_cache
+from pathlib import Path
+
+from pydantic import AliasChoices, Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """Names in the environment are the fields' names in capitals, after ``TUNEWRIGHT_``."""
+
+    model_config = SettingsConfigDict(env_prefix="TUNEWRIGHT_", env_file=".env", extra="ignore")
+
+    home: Path = Field(
+        default=Path.home() / ".tunewright",
+        description="Journals, caches and, with no service configured, the store and MLflow's database.",
+    )
+    store: str = Field(
+        default="",
+        description="Object store: s3://bucket/prefix or a directory. Default: HOME/store.",
+    )
+    tracking_uri: str = Field(
+        default="",
+        validation_alias=AliasChoices("TUNEWRIGHT_TRACKING_URI", "MLFLOW_TRACKING_URI"),
+        description="MLflow server or database. Default: sqlite under HOME.",
+    )
+    experiment: str = Field(default="tunewright", description="MLflow experiment of the tuning runs.")
+    s3_endpoint_url: str = Field(
+        default="",
+        validation_alias=AliasChoices(
+            "TUNEWRIGHT_S3_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"
+        ),
+        description="S3 endpoint for stores other than AWS.",
+    )
+    relax_python: Path = Field(
+        default=Path(sys.executable),
+        description="Interpreter of the relax engine; it must hold apache-tvm.",
+    )
+    threads: int = Field(
+        default=0,
+        ge=0,
+        description="CPU threads a model is tuned and run with; 0: all cores of this process.",
+    )
+    engine_start_timeout_s: float = Field(default=120.0, description="How long an engine may take to start.")
+    step_timeout_s: float = Field(default=1800.0, description="How long one engine step may take.")
+
+    @property
+    def store_url(self) -> str:
+        """The object store in use."""
+        return self.store or str(self.home / "store")
+
+    @property
+    def tracking(self) -> str:
+        """The MLflow tracking URI in use."""
+        return self.tracking_uri or f"sqlite:///{self.home / 'mlflow.db'}"
+
+    @property
+    def core_count(self) -> int:
+        """The threads to tune with: the setting, or the cores that this process may use."""
+        return self.threads or len(os.sched_getaffinity(0))
+
+
+@lru_cache(maxsize=1)
+def settings() -> Settings:
+    """The settings of this process."""
+    return Settings()
