@@ -14,11 +14,11 @@ from infra.object_store import (
     DirectoryStore,
     ObjectMissing,
     ObjectStore,
-    S3Store,
     get_folder,
     open_store,
     put_folder,
 )
+from infra.s3_store import S3Store
 from tasks.errors import StoreError
 from tests.services import free_port, s3_server
 
