@@ -36,9 +36,7 @@ _DTYPES = (*_FLOATS, *_INTEGERS, "bool")
 Tensors = dict[str, NDArray[Any]]
 
 
-def import_model_file(
-    fetched: FetchedModel, shapes: Mapping[str, tuple[int, ...]], work_dir: Path
-) -> ModelFile:
+def import_model_file(fetched: FetchedModel, shapes: Mapping[str, tuple[int, ...]], work_dir: Path) -> ModelFile:
     """Bind every input dimension of the model and normalise it into ``work_dir``.
 
     ``shapes`` gives whole shapes by input name; what it does not name must be static in the graph.
@@ -152,9 +150,7 @@ def _specs(values: Iterable[onnx.ValueInfoProto]) -> tuple[TensorSpec, ...]:
         except (KeyError, ValueError):
             dtype = f"number {tensor.elem_type}"
         if dtype not in _DTYPES:
-            raise ModelError(
-                f"{value.name} has dtype {dtype}; inputs and outputs can be {', '.join(_DTYPES)}"
-            )
+            raise ModelError(f"{value.name} has dtype {dtype}; inputs and outputs can be {', '.join(_DTYPES)}")
         specs.append(TensorSpec(value.name, tuple(d.dim_value for d in tensor.shape.dim), dtype))
     return tuple(specs)
 
@@ -251,9 +247,7 @@ def _check_domains(normalised: onnx.ModelProto, bound: onnx.ModelProto, path: Pa
     known |= {node.domain for function in bound.functions for node in function.node}
     added = {f"{n.domain}.{n.op_type}" for n in normalised.graph.node if n.domain not in known}
     if added:
-        raise ModelError(
-            f"onnxruntime put {', '.join(sorted(added))} into {path}: report this, with the model"
-        )
+        raise ModelError(f"onnxruntime put {', '.join(sorted(added))} into {path}: report this, with the model")
 
 
 def _complete_output_shapes(normalised: onnx.ModelProto, session: Any, path: Path) -> None:

@@ -171,9 +171,7 @@ def _end_bytes(tensor: onnx.TensorProto) -> int:
         except (KeyError, ValueError) as err:
             raise ModelError(f"tensor {tensor.name} has the unknown dtype {tensor.data_type}") from err
         # Types below a byte are packed: without a length only the start is certain.
-        length = str(
-            math.prod(tensor.dims) * item_bytes if tensor.data_type <= onnx.TensorProto.BFLOAT16 else 0
-        )
+        length = str(math.prod(tensor.dims) * item_bytes if tensor.data_type <= onnx.TensorProto.BFLOAT16 else 0)
     return int(offset) + int(length)
 
 
@@ -341,6 +339,5 @@ def _download_object(client: S3Client, bucket: str, key: str, path: Path) -> Non
         if code in _S3_NOT_FOUND:
             raise ModelError(f"there is no object {place} {where}: check bucket and key") from err
         raise StoreError(
-            f"cannot fetch {place} {where}: {one_line(err, limit=200)}; "
-            "check endpoint, region and AWS credentials"
+            f"cannot fetch {place} {where}: {one_line(err, limit=200)}; check endpoint, region and AWS credentials"
         ) from err

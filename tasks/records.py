@@ -99,12 +99,14 @@ class ImportedModule:
 class FusedSubgraph:
     """Operators lowered as one kernel.
 
-    ``flops`` and ``bytes_moved`` are for one call: floating-point (or integer) operations, and the
+    ``anchor_key`` is the workload key of the anchor operator alone, which is what operator granularity
+    tunes. ``flops`` and ``bytes_moved`` are for one call: floating-point (or integer) operations, and the
     sizes of all inputs and outputs together. ``weight`` is how often one run of the model calls it.
     """
 
     name: str
     workload_key: str
+    anchor_key: str
     operators: tuple[str, ...]
     anchor_operator: str
     inputs: tuple[TensorSpec, ...]
@@ -232,19 +234,31 @@ class TuningRecord:
 
 @dataclass(frozen=True)
 class Session:
-    """One stretch of tuning: one task, up to ``trials`` trials, the reason it was chosen."""
+    """One stretch of tuning and the reason it was chosen.
+
+    Phase ``search`` has one task and runs up to ``trials`` trials of it. Phase ``default`` measures the
+    default schedule of each of ``tasks``, phase ``confirm`` the best ``trials`` records of its task
+    again, interleaved. ``known_path`` names a file with the records that exist already, a line each.
+    ``stop_at`` is a Unix time after which no trial is begun.
+    """
 
     session_id: str
     run_id: str
-    task: TuningTask
     phase: str
+    tasks: tuple[TuningTask, ...]
     trials: int
     seed: int
     reason: str
     settings: MeasureSettings
     journal_path: str
+    known_path: str = ""
     first_trial: int = 0
-    deadline_s: float | None = None
+    stop_at: float | None = None
+
+    @property
+    def task(self) -> TuningTask:
+        """The task of a session that has one."""
+        return self.tasks[0]
 
 
 @dataclass(frozen=True)
@@ -252,9 +266,7 @@ class SessionResult:
     """What a session did with its time, beside its records."""
 
     session_id: str
-    workload_key: str
     phase: str
-    reason: str
     records: int
     failures: dict[str, int]
     seconds: dict[str, float]

@@ -1,0 +1,91 @@
+"""What an engine is: the one interface that flows know. ``child.EngineChild`` implements it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tasks.records import (
+    Artifact,
+    EngineInfo,
+    FusedModule,
+    ImportedModule,
+    Latency,
+    ModelFile,
+    Session,
+    SessionResult,
+    TuningRecord,
+    TuningTask,
+)
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """What to build: each workload's records, best first; none for an untuned artifact."""
+
+    fused: FusedModule
+    best: dict[str, tuple[TuningRecord, ...]]
+    out_dir: str
+    tuned: bool
+
+
+@dataclass(frozen=True)
+class ExecutionRequest:
+    """Run the artifact in ``artifact_dir`` on the arrays of ``inputs_path`` (an .npz) ``repeats`` times.
+
+    With ``outputs_path`` the outputs are written there as an .npz.
+    """
+
+    artifact_dir: str
+    inputs_path: str
+    repeats: int
+    outputs_path: str = ""
+
+
+class Engine(Protocol):
+    """A compiler that imports, fuses, tunes and builds, wherever it runs.
+
+    Every method raises ``EngineCrashed``, ``EngineTimeout`` or ``EngineError``, and what it lists.
+    """
+
+    def describe(self) -> EngineInfo:
+        """Versions, target and device. Raises EngineUnavailable, TargetError."""
+
+    def import_model(self, model: ModelFile) -> ImportedModule:
+        """Translate. Raises ModelError."""
+
+    def fuse(self, imported: ImportedModule, granularity: str) -> FusedModule:
+        """Optimise and fuse."""
+
+    def extract(self, fused: FusedModule, out_dir: str) -> tuple[TuningTask, ...]:
+        """One task a distinct workload, heaviest first; writes each workload's IR into ``out_dir``."""
+
+    def tune(self, session: Session, on_record: Callable[[TuningRecord], None]) -> SessionResult:
+        """Run one session; each record is in the journal before ``on_record`` hears of it.
+
+        Raises DeviceBusy where another process measures on the device.
+        """
+
+    def build(self, request: BuildRequest) -> Artifact:
+        """Compile the model into a folder that ``loader.py`` in it can load."""
+
+    def execute(self, request: ExecutionRequest) -> Latency:
+        """Run an artifact in a process of its own."""
+
+
+def best_first(records: Sequence[TuningRecord]) -> tuple[TuningRecord, ...]:
+    """Measured records, one a candidate, fastest first; a confirmation overrides the search's figure."""
+    latency: dict[str, tuple[int, float, TuningRecord]] = {}
+    for record in records:
+        if record.latency_us is None:
+            continue
+        confirmed = record.phase == "confirm"
+        known = latency.get(record.candidate_key)
+        if known is None or (confirmed, -record.latency_us) > (bool(known[0]), -known[1]):
+            latency[record.candidate_key] = (confirmed, record.latency_us, record)
+    confirmed_any = any(entry[0] for entry in latency.values())
+    # Where the best few were measured again, only they are comparable: a single lucky timing of
+    # another candidate must not win over a confirmed one.
+    entries = sorted(latency.values(), key=lambda entry: (confirmed_any and not entry[0], entry[1]))
+    return tuple(record for _, _, record in entries)

@@ -1,0 +1,131 @@
+"""An XGBoost cost model over TVM's features: predicts which unmeasured candidates are fast.
+
+TVM's own model draws random scores for its first 100 samples and then trains up to 10,000 rounds with
+two Python callbacks each. This one trains a fixed number of rounds on the same features (one row a
+buffer store, summed over a candidate), from a handful of samples on, and starts from what is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from tvm.ir.utils import derived_object
+from tvm.s_tir.meta_schedule.cost_model import PyCostModel
+from tvm.s_tir.meta_schedule.feature_extractor import FeatureExtractor
+
+_ROUNDS = 60
+MIN_SAMPLES = 8
+#: Training time grows with the samples; beyond this many the oldest are left out.
+_MAX_SAMPLES = 6000
+
+Rows = np.ndarray[Any, np.dtype[np.float32]]
+
+
+class Samples:
+    """Features and latencies of measured candidates by workload; a failed candidate scores 0."""
+
+    def __init__(self) -> None:
+        self.features: list[Rows] = []
+        self.workloads: list[str] = []
+        self.latencies_us: list[float] = []
+
+    def add(self, workload: str, features: Rows, latency_us: float) -> None:
+        """One measured candidate; ``latency_us`` is infinite where the trial failed."""
+        if len(features):
+            self.features.append(features)
+            self.workloads.append(workload)
+            self.latencies_us.append(latency_us)
+
+    def best_us(self, workload: str) -> float:
+        """The lowest latency seen of ``workload``, infinite where none was."""
+        found = [us for key, us in zip(self.workloads, self.latencies_us, strict=True) if key == workload]
+        return min(found, default=float("inf"))
+
+    def scores(self) -> np.ndarray[Any, Any]:
+        """For each sample the best latency of its workload over its own: 1 is the best."""
+        best: dict[str, float] = {}
+        for key, us in zip(self.workloads, self.latencies_us, strict=True):
+            best[key] = min(us, best.get(key, float("inf")))
+        return np.array(
+            [best[key] / us if np.isfinite(us) else 0.0
+             for key, us in zip(self.workloads, self.latencies_us, strict=True)]
+        )  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+
+@derived_object
+class XgbCostModel(PyCostModel):  # type: ignore[misc]
+    """The model as TVM's search asks it. Scores are best latency over latency: higher is faster."""
+
+    def __init__(self, samples: Samples, threads: int, seed: int) -> None:
+        super().__init__()
+        self.samples = samples
+        self.extractor = FeatureExtractor.create("per-store-feature")
+        self.threads = threads
+        self.booster: Any = None
+        self.trained_on = 0
+        self.parameters = {
+            "max_depth": 8, "eta": 0.2, "min_child_weight": 0, "gamma": 0.001,
+            "nthread": threads, "seed": seed, "tree_method": "hist", "base_score": 0.0,
+        }  # fmt: skip
+        self.random = np.random.default_rng(seed)
+
+    def load(self, path: str) -> None:
+        """Unused: samples come from stored records."""
+
+    def save(self, path: str) -> None:
+        """Unused: what is stored are records, features follow from them."""
+
+    def update(self, context: Any, candidates: Sequence[Any], results: Sequence[Any]) -> None:
+        """Unused: search.py adds samples, since it knows their workload."""
+
+    def predict(self, context: Any, candidates: Sequence[Any]) -> np.ndarray[Any, Any]:
+        """Scores of ``candidates``; random ones while there is nothing to learn from."""
+        self.train()
+        if self.booster is None:
+            return self.random.uniform(size=len(candidates))
+        rows = features_of(self.extractor, context, candidates)
+        return predict_sums(self.booster, rows).astype("float64")
+
+    def train(self) -> None:
+        """Fit anew where a tenth more samples have come since the last time."""
+        if len(self.samples) < max(MIN_SAMPLES, self.trained_on * 1.1):
+            return
+        import xgboost  # it takes seconds to import, which the first measurements need not wait for
+
+        features = self.samples.features[-_MAX_SAMPLES:]
+        scores = self.samples.scores()[-_MAX_SAMPLES:]
+        rows, owner = stack(features)
+        data = xgboost.DMatrix(rows, label=scores[owner])
+
+        def objective(predicted: np.ndarray[Any, Any], _: Any) -> tuple[np.ndarray[Any, Any], ...]:
+            # Fast candidates matter more than slow ones: each error is weighted by the score.
+            sums = np.bincount(owner, weights=predicted, minlength=len(scores))
+            weight = np.maximum(scores, 0.05)[owner]
+            return (sums - scores)[owner] * weight, weight
+
+        self.booster = xgboost.train(self.parameters, data, num_boost_round=_ROUNDS, obj=objective)
+        self.trained_on = len(self.samples)
+
+
+def features_of(extractor: Any, context: Any, candidates: Sequence[Any]) -> list[Rows]:
+    """TVM's features: for each candidate one row a buffer store."""
+    return [tensor.numpy().astype("float32") for tensor in extractor.extract_from(context, candidates)]
+
+
+def stack(features: Sequence[Rows]) -> tuple[Rows, np.ndarray[Any, Any]]:
+    """All rows in one matrix, and for each row the candidate it belongs to."""
+    owner = np.repeat(np.arange(len(features)), [len(rows) for rows in features])
+    return np.concatenate(features), owner
+
+
+def predict_sums(booster: Any, features: Sequence[Rows]) -> np.ndarray[Any, Any]:
+    """The booster's score of each candidate: the sum over its rows."""
+    import xgboost
+
+    rows, owner = stack(features)
+    return np.bincount(owner, weights=booster.predict(xgboost.DMatrix(rows)), minlength=len(features))

@@ -1,0 +1,204 @@
+"""One task's search: which candidates to measure next. Spaces and evolution are TVM's."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm.s_tir import Schedule
+from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.schedule.trace import Trace
+from tvm.target import Target
+
+from tasks.engines.relax.cost_model import MIN_SAMPLES, Samples, XgbCostModel, features_of
+from tasks.engines.relax.subgraphs import arguments, structural_key
+from tasks.errors import EngineError
+from tasks.records import TuningRecord, TuningTask
+
+#: Records of a task that the search starts from; the cost model learns from all of them.
+_SEEDS = 64
+#: Rounds of evolution that may bring nothing new before a task counts as exhausted.
+_EMPTY_ROUNDS = 3
+#: Candidates a round of search proposes; a session's trials are measured in such batches.
+BATCH = 16
+_ENDLESS = 10**6
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A schedule to measure: its name within the workload, its trace as JSON, its scheduled module."""
+
+    key: str
+    trace: str
+    mod: Any
+    measure: Any
+    predicted_us: float | None
+
+
+class TaskSearch:
+    """The search of one workload, warm from session to session."""
+
+    def __init__(self, task: TuningTask, target: Any, model: XgbCostModel) -> None:
+        self.task = task
+        self.mod = tvm.ir.load_json(Path(task.workload_path).read_text())
+        self.args = arguments(self.mod)
+        self.exhausted = False
+        self.skipped: list[str] = []
+        self._target = target
+        self._model = model
+        self._samples: Samples = model.samples
+        self._measured: set[str] = set()
+        self._known: set[str] = set()
+        self._database = ms.database.MemoryDatabase()
+        self._workload = self._database.commit_workload(self.mod)
+        self._spaces: list[Any] | None = None
+        self._proposer: tuple[bool, Any] | None = None
+        self.best_us = math.inf
+
+    def learn(self, records: Iterable[TuningRecord]) -> None:
+        """Take in records that exist already; one that does not replay is skipped and named in ``skipped``."""
+        fresh = [record for record in records if record.record_id not in self._known]
+        fresh.sort(key=lambda record: record.latency_us or math.inf)
+        context = self._context(1, 0, 1) if fresh else None
+        for rank, record in enumerate(fresh):
+            self._known.add(record.record_id)
+            self._measured.add(record.candidate_key)
+            if not record.schedule:
+                self.best_us = min(self.best_us, record.latency_us or math.inf)
+            elif record.phase == "search" and rank < _SEEDS:
+                self._learn_one(record, context)
+
+    def _learn_one(self, record: TuningRecord, context: Any) -> None:
+        try:
+            schedule = replay(self.mod, record.schedule)
+        except Exception as error:
+            self.skipped.append(f"{record.record_id}: {type(error).__name__}")
+            return
+        measure = ms.MeasureCandidate(schedule, ms.arg_info.ArgInfo.from_entry_func(self.mod, True))
+        self._commit(schedule.trace, record.latency_us)
+        rows = features_of(self._model.extractor, context, [measure])[0]
+        self._samples.add(self.task.workload_key, rows, record.latency_us or math.inf)
+        self.best_us = min(self.best_us, record.latency_us or math.inf)
+
+    def propose(self, count: int, seed: int) -> list[Candidate]:
+        """Up to ``count`` candidates that were never measured; none when the space is exhausted."""
+        for _ in range(_EMPTY_ROUNDS):
+            found = self._round(self._searching(seed), count)
+            if found:
+                return found
+        self.exhausted = True
+        return []
+
+    def _round(self, context: Any, count: int) -> list[Candidate]:
+        fresh: list[tuple[str, Any]] = []
+        for measure in context.generate_measure_candidates() or []:
+            key = structural_key(measure.sch.mod)
+            if key not in self._measured and len(fresh) < count:
+                self._measured.add(key)
+                fresh.append((key, measure))
+        predicted = self._predict(context, [measure for _, measure in fresh])
+        return [
+            Candidate(key, trace_text(measure.sch.trace), measure.sch.mod, measure, us)
+            for (key, measure), us in zip(fresh, predicted, strict=True)
+        ]
+
+    def _searching(self, seed: int) -> Any:
+        """The context that proposes, kept between sessions since it knows what it proposed before."""
+        informed = self._model.booster is not None or len(self._samples) >= MIN_SAMPLES
+        if self._proposer is None or self._proposer[0] != informed:
+            # A model that knows nothing gives evolution nothing to climb: then it only samples.
+            population, generations = (64, 2) if informed else (32, 0)
+            context = self._context(population, generations, seed)
+            context.pre_tuning(_ENDLESS, BATCH, self._design_spaces(), self._database, self._model)
+            self._proposer = (informed, context)
+        return self._proposer[1]
+
+    def _context(self, population: int, generations: int, seed: int) -> Any:
+        strategy = ms.search_strategy.EvolutionarySearch(
+            population_size=population,
+            init_min_unmeasured=population // 2,
+            genetic_num_iters=generations,
+            eps_greedy=0.1,
+        )
+        return ms.TuneContext(
+            self.mod,
+            target=self._target,
+            space_generator="post-order-apply",
+            search_strategy=strategy,
+            task_name=self.task.name,
+            rand_state=seed % (2**30) + 1,
+            num_threads=self._model.threads,
+        )
+
+    def _design_spaces(self) -> list[Any]:
+        if self._spaces is None:
+            self._spaces = list(self._context(1, 0, 1).generate_design_space())
+        return self._spaces
+
+    def _predict(self, context: Any, measures: Sequence[Any]) -> list[float | None]:
+        if not measures or self._model.booster is None or not math.isfinite(self.best_us):
+            return [None] * len(measures)
+        scores = self._model.predict(context, measures)
+        return [self.best_us / float(score) if score > 0.01 else None for score in scores]
+
+    def report(self, candidates: Sequence[Candidate], latencies_us: Sequence[float | None]) -> None:
+        """What the measurements gave; None for a failed one."""
+        context = self._context(1, 0, 1)
+        rows = features_of(self._model.extractor, context, [candidate.measure for candidate in candidates])
+        for candidate, latency_us, features in zip(candidates, latencies_us, rows, strict=True):
+            self._commit(candidate.measure.sch.trace, latency_us)
+            self._samples.add(self.task.workload_key, features, latency_us or math.inf)
+            self.best_us = min(self.best_us, latency_us or math.inf)
+
+    def _commit(self, trace: Any, latency_us: float | None) -> None:
+        if latency_us is not None:
+            seconds = [latency_us / 1e6]
+            record = ms.database.TuningRecord(trace, self._workload, seconds, self._target, None)
+            self._database.commit_tuning_record(record)
+
+
+def trace_text(trace: Any) -> str:
+    """A trace as compact JSON text."""
+    return json.dumps(_plain(trace.as_json()), separators=(",", ":"))
+
+
+def _plain(value: Any) -> Any:
+    """TVM's containers and numbers as JSON types."""
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, (tvm.tirx.IntImm, tvm.tirx.FloatImm)):
+        return value.value
+    if isinstance(value, (list, tuple)) or hasattr(value, "__getitem__"):
+        return [_plain(item) for item in value]
+    return value
+
+
+def replay(mod: Any, trace: str) -> Any:
+    """``mod`` scheduled as ``trace`` says. Raises whatever TVM raises where it no longer applies."""
+    schedule = Schedule(mod, debug_mask="none")
+    Trace.apply_json_to_schedule(json.loads(trace), schedule)
+    return schedule
+
+
+def default_schedule(mod: Any, target: Target) -> Any:
+    """``mod`` as it is built untuned: as it stands on a CPU, with dlight's rules on a GPU.
+
+    Raises EngineError.
+    """
+    if target.kind.name == "llvm":
+        return mod
+    from tvm.s_tir import dlight
+
+    rules = dlight.gpu
+    try:
+        with target:
+            return dlight.ApplyDefaultSchedule(
+                rules.Matmul(), rules.GEMV(), rules.Reduction(), rules.GeneralReduction(), rules.Fallback()
+            )(mod)
+    except Exception as error:
+        raise EngineError(f"no default schedule for {target.kind.name}: {error}") from error

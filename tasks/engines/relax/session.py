@@ -1,0 +1,292 @@
+"""Runs one session: proposes candidates, has them measured, and writes each outcome down."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tvm
+
+from tasks.engines.interface import best_first
+from tasks.engines.measuring.journal import Journal, read_journal
+from tasks.engines.measuring.pipeline import Job, Outcome, Pipeline
+from tasks.engines.relax.search import BATCH, Candidate, TaskSearch, default_schedule, replay
+from tasks.engines.relax.subgraphs import arguments
+from tasks.errors import StoreError
+from tasks.records import (
+    Failure,
+    Measurement,
+    Session,
+    SessionResult,
+    TuningRecord,
+    TuningTask,
+    short_hash,
+)
+
+#: The candidate key of a workload's default schedule.
+DEFAULT_KEY = "default"
+#: How often the best candidates are timed again in a confirmation, taking turns.
+_CONFIRM_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What all sessions of an engine share."""
+
+    engine: str
+    tvm_version: str
+    target: Any
+    target_key: str
+    target_json: str
+    device: str
+    host: str
+    scratch: Path
+
+
+@dataclass
+class _Progress:
+    session: Session
+    journal: Journal
+    emit: Callable[[str, Any], None]
+    next_trial: int
+    stop: Callable[[], bool]
+    failures: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    records: int = 0
+
+    def spend(self, what: str, seconds: float) -> None:
+        self.seconds[what] = self.seconds.get(what, 0.0) + seconds
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """What becomes of a candidate's outcome: the record around it."""
+
+    task: TuningTask
+    key: str
+    trace: str
+    phase: str
+    predicted_us: float | None = None
+
+
+class SessionRunner:
+    """Runs sessions on one pipeline, one after the other."""
+
+    def __init__(self, pipeline: Pipeline, around: Surroundings, search_of: Callable[[TuningTask], TaskSearch]):
+        self._pipeline = pipeline
+        self._around = around
+        self._search_of = search_of
+
+    def run(self, session: Session, emit: Callable[[str, Any], None], stop: Callable[[], bool]) -> SessionResult:
+        """Run ``session``. ``emit`` hears events; ``stop`` asks whether to end after the current trial."""
+        started = time.monotonic()
+        with Journal(session.journal_path) as journal:
+            progress = _Progress(session, journal, emit, session.first_trial, stop)
+            known = tuple(read_journal(session.known_path)) if session.known_path else ()
+            note, exhausted = "", False
+            if session.phase == "default":
+                self._defaults(progress, {record.workload_key for record in known if not record.schedule})
+            elif session.phase == "confirm":
+                note = self._confirm(progress, known)
+            else:
+                exhausted, note = self._search(progress, known)
+        progress.seconds["total"] = time.monotonic() - started
+        return SessionResult(
+            session.session_id, session.phase, progress.records, progress.failures,
+            progress.seconds, exhausted, note,
+        )  # fmt: skip
+
+    def _defaults(self, progress: _Progress, measured: set[str]) -> None:
+        """Measure the default schedule of every task that has none yet."""
+        trials: dict[str, _Trial] = {}
+        jobs = []
+        for task in progress.session.tasks:
+            if task.workload_key not in measured:
+                trials[task.workload_key] = _Trial(task, DEFAULT_KEY, "", "default")
+                jobs.append(self._default_job(progress.session, task))
+        self._measure(progress, jobs, trials)
+
+    def _search(self, progress: _Progress, known: Sequence[TuningRecord]) -> tuple[bool, str]:
+        session = progress.session
+        search = self._search_of(session.task)
+        search.learn(known)
+        self._build_reference(session.task)
+        left = session.trials
+        while left > 0 and not self._is_over(progress):
+            started = time.monotonic()
+            candidates = search.propose(min(BATCH, left), session.seed + left)
+            progress.spend("search", time.monotonic() - started)
+            if not candidates:
+                break
+            left -= len(candidates)
+            latencies = self._measure_batch(progress, search, candidates)
+            started = time.monotonic()
+            done = [c for c in candidates if c.key in latencies]
+            if done:
+                search.report(done, [latencies[c.key] for c in done])
+            progress.spend("search", time.monotonic() - started)
+        note = f"{len(search.skipped)} stored records do not replay" if search.skipped else ""
+        return search.exhausted, note
+
+    def _measure_batch(
+        self, progress: _Progress, search: TaskSearch, candidates: Sequence[Candidate]
+    ) -> dict[str, float | None]:
+        session = progress.session
+        trials, jobs = {}, []
+        for candidate in candidates:
+            trials[candidate.key] = _Trial(
+                session.task, candidate.key, candidate.trace, "search", candidate.predicted_us
+            )
+            jobs.append(self._job(session, search, candidate))
+        return self._measure(progress, jobs, trials)
+
+    def _confirm(self, progress: _Progress, known: Sequence[TuningRecord]) -> str:
+        """Time the best few again, taking turns, so that a slow minute hits all of them alike."""
+        session = progress.session
+        search = self._search_of(session.task)
+        best = best_first([r for r in known if r.phase != "confirm" and r.schedule])[: session.trials]
+        self._build_reference(session.task)
+        candidates, builds, skipped = [], [], 0
+        for record in best:
+            try:
+                schedule = replay(search.mod, record.schedule)
+            except Exception:
+                skipped += 1
+                continue
+            candidates.append(Candidate(record.candidate_key, record.schedule, schedule.mod, None, None))
+            stem = f"{session.task.workload_key}-{record.candidate_key}-confirm"
+            builds.append(Job(record.candidate_key, self._build_part(schedule.mod, stem), {}))
+        merged: dict[str, list[Outcome]] = {}
+        self._pipeline.measure(builds, _ignore, lambda built: merged.__setitem__(built.key, [built]))
+        run = self._run_part(session, session.task, search.args, 0.0)
+        for index in range(_CONFIRM_ROUNDS):
+            keep = index < _CONFIRM_ROUNDS - 1
+            jobs = [
+                Job(key, {}, {**run, "path": built[0].path}, keep) for key, built in merged.items() if built[0].path
+            ]
+            self._pipeline.measure(jobs, _ignore, lambda timed: merged[timed.key].append(timed))
+        for candidate in candidates:
+            trial = _Trial(session.task, candidate.key, candidate.trace, "confirm")
+            self._record(progress, trial, _merge(merged.get(candidate.key, [])))
+        return f"{skipped} stored records do not replay" if skipped else ""
+
+    def _measure(self, progress: _Progress, jobs: Sequence[Job], trials: dict[str, _Trial]) -> dict[str, float | None]:
+        """Measure and record; the latencies by candidate, None where it failed."""
+        latencies: dict[str, float | None] = {}
+
+        def on_outcome(outcome: Outcome) -> None:
+            record = self._record(progress, trials[outcome.key], outcome)
+            latencies[outcome.key] = record.latency_us
+            if self._is_over(progress):
+                self._pipeline.drop_waiting()
+
+        def on_start(key: str) -> None:
+            trial = trials[key]
+            progress.emit("trial", {"candidate_key": trial.key, "workload_key": trial.task.workload_key,
+                                    "trial": progress.next_trial, "trace": trial.trace,
+                                    "phase": trial.phase, "task_name": trial.task.name})  # fmt: skip
+
+        if jobs:
+            self._pipeline.measure(jobs, on_start, on_outcome)
+        return latencies
+
+    def _is_over(self, progress: _Progress) -> bool:
+        stop_at = progress.session.stop_at
+        return progress.stop() or (stop_at is not None and time.time() >= stop_at)
+
+    def _record(self, progress: _Progress, trial: _Trial, outcome: Outcome) -> TuningRecord:
+        session, around = progress.session, self._around
+        measurement = None
+        if outcome.failure is None:
+            measurement = Measurement(
+                outcome.latencies_us, session.settings, round(outcome.build_s, 4),
+                round(outcome.run_s, 4), outcome.cut_short,
+            )  # fmt: skip
+        record = TuningRecord(
+            record_id=short_hash(session.session_id, trial.task.workload_key, trial.key, trial.phase),
+            run_id=session.run_id, session_id=session.session_id, engine=around.engine,
+            tvm_version=around.tvm_version, target_key=around.target_key,
+            workload_key=trial.task.workload_key, task_name=trial.task.name, candidate_key=trial.key,
+            trial=progress.next_trial if trial.phase != "default" else 0, phase=trial.phase,
+            schedule=trial.trace, started_at=time.time() - outcome.run_s, device=around.device,
+            host=around.host, measurement=measurement, failure=outcome.failure,
+            predicted_us=trial.predicted_us,
+        )  # fmt: skip
+        try:
+            progress.journal.append(record)
+        except OSError as error:
+            raise StoreError(
+                f"cannot write the journal {session.journal_path}: {error}; free some disk space"
+            ) from error
+        progress.next_trial += 1
+        progress.records += 1
+        progress.spend("build", outcome.build_s)
+        progress.spend("run", outcome.run_s)
+        if outcome.failure:
+            progress.failures[outcome.failure.kind] = progress.failures.get(outcome.failure.kind, 0) + 1
+        progress.emit("record", record)
+        return record
+
+    def _job(self, session: Session, search: TaskSearch, candidate: Candidate) -> Job:
+        best_us = search.best_us if math.isfinite(search.best_us) else 0.0
+        run = self._run_part(session, session.task, search.args, best_us)
+        build = self._build_part(candidate.mod, f"{session.task.workload_key}-{candidate.key}")
+        return Job(candidate.key, build, run)
+
+    def _default_job(self, session: Session, task: TuningTask) -> Job:
+        mod, build = self._default_build(task)
+        # Until it has run once itself, the default has nothing to be compared with.
+        run = {**self._run_part(session, task, arguments(mod), 0.0), "reference": ""}
+        return Job(task.workload_key, build, run, keep=True)
+
+    def _default_build(self, task: TuningTask) -> tuple[Any, dict[str, Any]]:
+        mod = tvm.ir.load_json(Path(task.workload_path).read_text())
+        default = default_schedule(mod, self._around.target)
+        return mod, self._build_part(default, f"{task.workload_key}-{DEFAULT_KEY}")
+
+    def _build_reference(self, task: TuningTask) -> None:
+        """Have the default schedule at hand where an earlier process measured it."""
+        if not self._reference(task):
+            self._pipeline.measure([Job(task.workload_key, self._default_build(task)[1], {})], _ignore, _ignore)
+
+    def _run_part(self, session: Session, task: TuningTask, args: Sequence[Any], best_us: float) -> dict[str, Any]:
+        return {
+            "workload": task.workload_key,
+            "args": [[list(shape), dtype] for shape, dtype in args],
+            "outputs": len(task.subgraph.outputs) if task.workload_key == task.subgraph.workload_key else 1,
+            "settings": asdict(session.settings),
+            "best_us": best_us,
+            "reference": self._reference(task),
+        }
+
+    def _build_part(self, mod: Any, stem: str) -> dict[str, Any]:
+        path = str(self._around.scratch / stem)
+        return {"mod": tvm.ir.save_json(mod), "target": self._around.target_json, "stem": path}
+
+    def _reference(self, task: TuningTask) -> str:
+        """The built default schedule of ``task``: what it computes is what every candidate must compute."""
+        for suffix in (".o", ".so"):
+            path = self._around.scratch / f"{task.workload_key}-{DEFAULT_KEY}{suffix}"
+            if path.exists():
+                return str(path)
+        return ""
+
+
+def _ignore(_: Any) -> None:
+    """For what nobody needs to hear."""
+
+
+def _merge(outcomes: Sequence[Outcome]) -> Outcome:
+    """The rounds of one candidate's confirmation as one outcome; a failure in any round is the outcome."""
+    if not outcomes:
+        return Outcome("", failure=Failure("device_lost", "no round of the confirmation was finished"))
+    for outcome in outcomes:
+        if outcome.failure is not None:
+            return outcome
+    latencies = tuple(us for outcome in outcomes for us in outcome.latencies_us)
+    spent = sum(outcome.run_s for outcome in outcomes)
+    return Outcome(outcomes[0].key, latencies, build_s=outcomes[0].build_s, run_s=spent)
