@@ -59,9 +59,7 @@ def test_uploading_again_stores_nothing(store: CountingStore, tmp_path: Path) ->
     assert len(list(store.list("records/"))) == 1
 
 
-def test_a_session_continued_after_an_upload_loses_and_doubles_nothing(
-    store: CountingStore, tmp_path: Path
-) -> None:
+def test_a_session_continued_after_an_upload_loses_and_doubles_nothing(store: CountingStore, tmp_path: Path) -> None:
     kept = records_in(store)
     for count in (2, 3, 3, 5):
         kept.upload_session(journal(tmp_path / "j.jsonl", *(record(n) for n in range(count))))
@@ -98,9 +96,7 @@ def test_no_journal_is_no_records(store: CountingStore, tmp_path: Path) -> None:
     assert records_in(store).upload_session(tmp_path / "none.jsonl") == 0
 
 
-def test_unreadable_lines_in_the_store_are_counted_and_not_fatal(
-    store: CountingStore, tmp_path: Path
-) -> None:
+def test_unreadable_lines_in_the_store_are_counted_and_not_fatal(store: CountingStore, tmp_path: Path) -> None:
     kept = records_in(store)
     kept.upload_session(journal(tmp_path / "j.jsonl", record(0)))
     store.put("records/relax/0.27.0/cpu-abc/workload0/bad.jsonl", b"garbage\n" + b'{"a": 1}\n')
@@ -120,9 +116,7 @@ def test_other_targets_and_versions_never_appear(store: CountingStore, tmp_path:
     assert kept.upload_session(journal(tmp_path / "j.jsonl", record(0), *strangers)) == 4
     assert [r.trial for r in kept.load()["workload0"]] == [0]
     # One that lies in the wrong place is refused as well, and counted.
-    store.put(
-        "records/relax/0.27.0/cpu-abc/workload0/moved.jsonl", wire.to_line(record(4, target_key="x")).encode()
-    )
+    store.put("records/relax/0.27.0/cpu-abc/workload0/moved.jsonl", wire.to_line(record(4, target_key="x")).encode())
     assert [r.trial for r in kept.load()["workload0"]] == [0]
     assert kept.skipped == 1
     elsewhere = RecordStore(store, "relax", "0.27.0", "cpu-abcd")

@@ -1,0 +1,310 @@
+"""What people see in MLflow: one parent run a tuning run, one child run a tuning task.
+
+Everything can be logged again: the same record leaves one row, a run that was interrupted is found by
+its tag and continued. Nothing here is needed to tune or to build, it is all filled from the records.
+"""
+
+from __future__ import annotations
+
+import getpass
+import socket
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from operator import methodcaller
+from pathlib import Path
+from typing import Any
+
+from infra import pictures
+from infra.run_report import report, task_note
+from infra.run_tables import (
+    TaskLog,
+    best_curve,
+    rows,
+    shapes,
+    subgraph_rows,
+    subgraph_times,
+    write_parquet,
+    write_ui_table,
+)
+from infra.tracking import Tracking
+from tasks.records import FusedModule, TuningRecord, TuningSummary, TuningTask
+
+RUN_TAG = "tunewright.run_id"
+KIND_TAG = "tunewright.kind"
+WORKLOAD_TAG = "tunewright.workload_key"
+PARENT_TAG = "mlflow.parentRunId"
+NOTE_TAG = "mlflow.note.content"
+FAILURE_TAG = "tunewright.failure"
+
+
+class RunLog:
+    """A tuning run in MLflow. Every method raises TrackingError where MLflow is away or refuses."""
+
+    def __init__(self, tracking: Tracking, experiment_id: str, run_id: str) -> None:
+        self.run_id = run_id
+        self._tracking = tracking
+        self._experiment_id = experiment_id
+        self._logs: dict[str, TaskLog] = {}
+        self._children = self._find_children()
+        self._sent: set[tuple[str, str, float, int, int]] = set()
+
+    @classmethod
+    def start(
+        cls,
+        tracking_uri: str,
+        experiment: str,
+        run_name: str,
+        params: Mapping[str, object],
+        tags: Mapping[str, str],
+    ) -> RunLog:
+        """Create the parent run, or continue the one whose tag ``tunewright.run_id`` is the same.
+
+        ``tags`` must hold that tag. Parameters that a continued run has already stay as they are.
+        Raises TrackingError within about 15 seconds where MLflow cannot be reached.
+        """
+        tracking = Tracking(tracking_uri)
+        tracking.check()
+        experiment_id = tracking.experiment_id(experiment)
+        wanted = f"tags.`{RUN_TAG}` = '{tags[RUN_TAG]}' and tags.`{KIND_TAG}` = 'run'"
+        made = {**_origin(), KIND_TAG: "run", **tags}
+
+        def find_or_create(client: Any) -> str:
+            found = client.search_runs([experiment_id], wanted, order_by=["start_time ASC"], max_results=1)
+            if not found:
+                return str(client.create_run(experiment_id, tags=made, run_name=run_name).info.run_id)
+            run_id = str(found[0].info.run_id)
+            if found[0].info.status != "RUNNING":
+                client.update_run(run_id, status="RUNNING")
+            return run_id
+
+        run_id = tracking.call(f"create run {run_name!r}", find_or_create)
+        tracking.log_params(run_id, params)
+        return cls(tracking, experiment_id, run_id)
+
+    def task_run(self, task: TuningTask) -> str:
+        """The id of the task's child run, which is created at the first call."""
+        key = task.workload_key
+        if key not in self._logs:
+            run_id = self._children.get(key) or self._create_child(task)
+            self._children[key] = run_id
+            self._tracking.log_params(run_id, _task_params(task))
+            self._logs[key] = TaskLog(task, run_id)
+        return self._logs[key].run_id
+
+    def log_records(self, task: TuningTask, records: Sequence[TuningRecord]) -> None:
+        """Log the curves of ``records``, which are all of the task's so far or the new ones only.
+
+        The best latency so far is taken over all that this object was given: after a restart give
+        the stored ones as well. Step is the trial index, the time is that of the trial.
+        """
+        self.task_run(task)
+        log = self._logs[task.workload_key]
+        log.records.update((r.record_id, r) for r in records)
+        self._send(log.run_id, _curves(log))
+
+    def log_progress(self, trials_done: int, estimate_us: float, elapsed_s: float) -> None:
+        """Log the model's estimated latency: its subgraphs' best latencies times their weights."""
+        now = time.time_ns() // 1_000_000
+        self._send(
+            self.run_id,
+            [
+                ("model_latency_us", estimate_us, now, trials_done),
+                ("elapsed_s", elapsed_s, now, trials_done),
+            ],
+        )
+
+    def log_fused(self, fused: FusedModule, share: Mapping[str, float]) -> None:
+        """Log the fused subgraphs as a table and a picture; ``share`` of the run time is by name."""
+
+        def write(folder: Path) -> None:
+            write_ui_table(folder / "subgraphs.json", subgraph_rows(fused, share))
+            (folder / "pictures").mkdir()
+            pictures.fused_graph(folder / "pictures" / "fused_graph.png", fused, share)
+
+        self._tracking.log_files(self.run_id, write, tables=["subgraphs.json"])
+
+    def log_tables(self, records_by_task: Mapping[str, Sequence[TuningRecord]]) -> None:
+        """Log every measurement: by workload key in the child runs, all together in the parent run."""
+        in_order = {
+            key: sorted(records, key=lambda r: (r.trial, r.started_at)) for key, records in records_by_task.items()
+        }
+        for key in in_order.keys() & self._logs.keys():
+            table = rows(in_order[key])
+            self._tracking.log_files(
+                self._logs[key].run_id, partial(_write_tables, table=table), tables=["measurements.json"]
+            )
+        self._tracking.log_files(
+            self.run_id,
+            lambda folder: write_parquet(folder / "measurements.parquet", map(rows, in_order.values())),
+        )
+
+    def finish(self, summary: TuningSummary) -> None:
+        """Log the final figures, the report and the pictures, and end all runs as finished."""
+        times = subgraph_times(self._logs.values(), summary.artifact.choices)
+        self._tracking.log_params(self.run_id, _final_params(summary))
+        self._send(self.run_id, _final_metrics(summary))
+        for log in self._logs.values():
+            self._send(log.run_id, _task_metrics(log))
+            self._tracking.set_tags(log.run_id, {NOTE_TAG: task_note(log)})
+        self._tracking.log_files(self.run_id, lambda folder: self._draw(folder, summary), "pictures")
+        published = summary.published
+        self._tracking.set_tags(
+            self.run_id,
+            {
+                NOTE_TAG: report(summary, times),
+                "tunewright.artifact_uri": published.artifact_uri,
+                "tunewright.artifact_digest": summary.artifact.digest,
+                "tunewright.published": f"{published.name} {published.version} {published.alias}".strip(),
+            },
+        )
+        self._end("FINISHED")
+
+    def fail(self, reason: str) -> None:
+        """End all runs as failed, the reason in a tag and in the description."""
+        self._tracking.set_tags(self.run_id, {FAILURE_TAG: reason, NOTE_TAG: f"## Failed\n{reason}"})
+        self._end("FAILED")
+
+    def _draw(self, folder: Path, summary: TuningSummary) -> None:
+        times = subgraph_times(self._logs.values(), summary.artifact.choices)
+        curves = {
+            log.task.name: [(record.trial, best) for record, best in best_curve(log.in_order)]
+            for log in self._logs.values()
+        }
+        heaviest = {t.name: curves[t.name] for t in times}
+        before = {t.name: t.untuned_us for t in times}
+        after = {t.name: t.tuned_us for t in times}
+        if times:
+            pictures.best_latency_curves(folder / "best_latency.png", heaviest)
+            pictures.time_by_subgraph(folder / "time_by_subgraph.png", before, after)
+        pictures.failures_by_kind(folder / "failures_by_kind.png", summary.failures)
+
+    def _find_children(self) -> dict[str, str]:
+        def find(client: Any) -> dict[str, str]:
+            wanted = f"tags.`{PARENT_TAG}` = '{self.run_id}'"
+            found = page = client.search_runs([self._experiment_id], wanted)
+            while page.token:
+                page = client.search_runs([self._experiment_id], wanted, page_token=page.token)
+                found = [*found, *page]
+            return {run.data.tags.get(WORKLOAD_TAG, ""): str(run.info.run_id) for run in found}
+
+        return self._tracking.call("find child runs", find)
+
+    def _create_child(self, task: TuningTask) -> str:
+        tags = {**_origin(), PARENT_TAG: self.run_id, WORKLOAD_TAG: task.workload_key, KIND_TAG: "task"}
+
+        def find_or_create(client: Any) -> str:
+            # Looked for once more: an earlier try may have succeeded without our seeing its answer.
+            wanted = f"tags.`{PARENT_TAG}` = '{self.run_id}' and tags.`{WORKLOAD_TAG}` = '{task.workload_key}'"
+            found = client.search_runs([self._experiment_id], wanted, max_results=1)
+            run = found[0] if found else client.create_run(self._experiment_id, tags=tags, run_name=task.name)
+            return str(run.info.run_id)
+
+        return self._tracking.call(f"create child run {task.name!r}", find_or_create)
+
+    def _send(self, run_id: str, metrics: list[tuple[str, float, int, int]]) -> None:
+        new = [row for row in metrics if (run_id, *row) not in self._sent]
+        self._tracking.log_metrics(run_id, new)
+        self._sent.update((run_id, *row) for row in new)
+
+    def _end(self, status: str) -> None:
+        for run_id in (*self._children.values(), self.run_id):
+            self._tracking.call("end a run", methodcaller("set_terminated", run_id, status=status))
+
+
+def _origin() -> dict[str, str]:
+    tags = {"mlflow.source.name": "tunewright", "tunewright.host": socket.gethostname()}
+    # Containers often run as a user without a name.
+    with suppress(KeyError, OSError):
+        tags["mlflow.user"] = getpass.getuser()
+    return tags
+
+
+def _write_tables(folder: Path, table: list[dict[str, Any]]) -> None:
+    write_parquet(folder / "measurements.parquet", [table])
+    write_ui_table(folder / "measurements.json", table)
+
+
+def _task_params(task: TuningTask) -> dict[str, object]:
+    graph = task.subgraph
+    return {
+        "operators": " + ".join(graph.operators),
+        "anchor_operator": graph.anchor_operator,
+        "inputs": shapes(graph.inputs),
+        "outputs": shapes(graph.outputs),
+        "anchor_output_dtype": graph.anchor_output_dtype,
+        "output_dtype": graph.output_dtype,
+        "flops": f"{task.flops:.0f}",
+        "bytes_moved": task.bytes_moved,
+        "weight": task.weight,
+        "expected_share": f"{task.expected_share:.4f}",
+        "target_key": task.target_key,
+    }
+
+
+def _curves(log: TaskLog) -> list[tuple[str, float, int, int]]:
+    metrics = []
+    for record, best in best_curve(log.in_order):
+        at = _milliseconds(record)
+        metrics.append(("latency_us", float(record.latency_us or 0.0), at, record.trial))
+        metrics.append(("best_latency_us", best, at, record.trial))
+    for record in log.records.values():
+        at = _milliseconds(record)
+        if record.predicted_us is not None:
+            metrics.append(("predicted_us", record.predicted_us, at, record.trial))
+        if record.phase == "confirm" and record.latency_us is not None:
+            metrics.append(("confirm_latency_us", record.latency_us, at, record.trial))
+    return metrics
+
+
+def _task_metrics(log: TaskLog) -> list[tuple[str, float, int, int]]:
+    """The sums of a task, at its last trial's time, so that logging them again leaves one row."""
+    if not log.records:
+        return []
+    at = max(_milliseconds(record) for record in log.records.values())
+    sums: dict[str, float] = {f"failures.{kind}": count for kind, count in log.failures.items()}
+    sums["trials"] = len(log.records)
+    if log.untuned_us and log.best_us:
+        sums["speedup"] = log.untuned_us / log.best_us
+    return [(key, float(value), at, len(log.records)) for key, value in sums.items()]
+
+
+def _final_metrics(summary: TuningSummary) -> list[tuple[str, float, int, int]]:
+    verdict, now = summary.verdict, time.time_ns() // 1_000_000
+    figures = {
+        "untuned_ms": verdict.untuned.median_ms,
+        "tuned_ms": verdict.tuned.median_ms,
+        "onnxruntime_ms": verdict.onnxruntime.median_ms,
+        "speedup": verdict.speedup,
+        "max_abs_error": verdict.max_abs_error,
+        "trials": summary.trials,
+        "tasks": summary.tasks,
+        "reused_records": summary.reused_records,
+        **{f"failures.{kind}": count for kind, count in Counter(summary.failures).items()},
+        **{f"seconds.{step}": seconds for step, seconds in summary.seconds.items()},
+    }
+    return [(key, float(value), now, summary.trials) for key, value in figures.items()]
+
+
+def _final_params(summary: TuningSummary) -> dict[str, object]:
+    engine = summary.engine
+    return {
+        "model": summary.model.name,
+        "model_digest": summary.model.digest,
+        "model_source": summary.model.source,
+        "engine": engine.engine,
+        "granularity": summary.granularity,
+        "target": engine.target.spec,
+        "target_key": engine.target.key,
+        "threads": summary.verdict.threads,
+        "device": engine.device,
+        "version.tvm": engine.tvm_version,
+        "version.python": engine.python_version,
+        **{f"version.{package}": version for package, version in engine.versions.items()},
+    }
+
+
+def _milliseconds(record: TuningRecord) -> int:
+    return int(record.started_at * 1000)
