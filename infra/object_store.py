@@ -77,9 +77,7 @@ def open_store(url: str, endpoint_url: str | None = None) -> ObjectStore:
         return DirectoryStore(Path(unquote(parts.path)))
     if url and "://" not in url:
         return DirectoryStore(Path(url))
-    raise StoreError(
-        f"object store {url!r} is neither s3://bucket/prefix nor a directory; set TUNEWRIGHT_STORE"
-    )
+    raise StoreError(f"object store {url!r} is neither s3://bucket/prefix nor a directory; set TUNEWRIGHT_STORE")
 
 
 class DirectoryStore:
@@ -188,7 +186,8 @@ def put_folder(store: ObjectStore, prefix: str, folder: Path) -> str:
     if store.exists(index):
         return store.uri(prefix)
     digests = {}
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+    files = (p for p in folder.rglob("*") if p.is_file() and p.parent.name != "__pycache__")
+    for path in sorted(files):
         name = path.relative_to(folder).as_posix()
         with path.open("rb") as source:
             digests[name] = hashlib.file_digest(source, "sha256").hexdigest()

@@ -1,0 +1,250 @@
+"""The artifact as a registered MLflow model: object store first, then the model, the alias last.
+
+Whatever breaks off on the way leaves a version without an alias at most; publishing the same artifact
+from the same run again goes on from there.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from infra.object_store import ObjectStore, put_folder
+from infra.promotion import CHALLENGER, CHAMPION, Champion, Race, alias_for, decide_alias
+from infra.tracking import TEXT_LENGTH, Tracking
+from tasks.errors import VerificationError
+from tasks.records import Artifact, EngineInfo, ModelFile, PublishedVersion, TensorSpec, Verdict
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: Elements of the input example; it is stored twice, as JSON.
+EXAMPLE_ELEMENTS = 1_000_000
+CODE = Path(__file__).with_name("pyfunc_model.py")
+
+
+@dataclass(frozen=True)
+class Publication:
+    """What is published: a verified artifact, under ``name``, from the parent run ``mlflow_run_id``."""
+
+    name: str
+    mlflow_run_id: str
+    model: ModelFile
+    engine: EngineInfo
+    artifact: Artifact
+    verdict: Verdict
+
+
+def find_champion(tracking_uri: str, name: str, target_key: str) -> Champion | None:
+    """The version that serves ``target_key`` now, to be raced against. Raises TrackingError."""
+    tracking = Tracking(tracking_uri)
+    plain = _by_alias(tracking, name, CHAMPION)
+    alias = alias_for(CHAMPION, target_key, plain.target_key if plain else None)
+    return plain if alias == CHAMPION else _by_alias(tracking, name, alias)
+
+
+def publish_model(tracking_uri: str, store: ObjectStore, publication: Publication, race: Race) -> PublishedVersion:
+    """Store the artifact, log and register the model, decide on its alias, set it.
+
+    Raises StoreError, TrackingError; VerificationError where the verdict says that the outputs are wrong.
+    """
+    if not publication.verdict.correct:
+        raise VerificationError(f"{publication.name}: the artifact's outputs are wrong; it is not published")
+    tracking = Tracking(tracking_uri)
+    digest = publication.artifact.digest
+    uri = put_folder(store, f"artifacts/{digest}", Path(publication.artifact.path))
+    _create_name(tracking, publication.name)
+    version = _existing_version(tracking, publication)
+    if version is None:
+        model_id = _log_model(tracking, publication)
+        version = _register(tracking, publication, model_id, {"artifact_uri": uri})
+    alias, reason = _set_alias(tracking, publication, version, race)
+    return PublishedVersion(publication.name, version, alias, publication.mlflow_run_id, uri, reason)
+
+
+def requirements(engine: EngineInfo) -> list[str]:
+    """What runs the model, pinned: the TVM packages that built it, and numpy."""
+    packages = sorted(package for package in engine.versions if "tvm" in package)
+    return [*(f"{package}=={engine.versions[package]}" for package in packages), "numpy"]
+
+
+def _by_alias(tracking: Tracking, name: str, alias: str) -> Champion | None:
+    def find(client: Any) -> Champion | None:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            found = client.get_model_version_by_alias(name, alias)
+        except MlflowException as error:
+            if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+                return None
+            raise
+        tags = found.tags
+        return Champion(
+            name,
+            str(found.version),
+            alias,
+            tags.get("target", ""),
+            tags.get("artifact_digest", ""),
+            tags.get("artifact_uri", ""),
+        )
+
+    return tracking.call(f"look up {name}@{alias}", find)
+
+
+def _create_name(tracking: Tracking, name: str) -> None:
+    def create(client: Any) -> None:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            client.create_registered_model(name)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+
+    tracking.call(f"register the name {name!r}", create)
+
+
+def _existing_version(tracking: Tracking, publication: Publication) -> str | None:
+    """The version that an earlier attempt of this run registered with the same artifact."""
+
+    def find(client: Any) -> str | None:
+        wanted = f"name = '{publication.name}' and run_id = '{publication.mlflow_run_id}'"
+        for version in client.search_model_versions(wanted):
+            if version.tags.get("artifact_digest") == publication.artifact.digest:
+                return str(version.version)
+        return None
+
+    return tracking.call(f"look for versions of {publication.name!r}", find)
+
+
+def _log_model(tracking: Tracking, publication: Publication) -> str:
+    """Log the model into the parent run; returns its id.
+
+    ``mlflow.pyfunc.log_model`` would load the model here to try its example, and with it TVM, and
+    would take the run and the server from global state.
+    """
+    run_id = publication.mlflow_run_id
+
+    def create(client: Any) -> Any:
+        return client.create_logged_model(
+            client.get_run(run_id).info.experiment_id, name=publication.name, source_run_id=run_id
+        )
+
+    logged = tracking.call("create the model", create)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "model"
+        _save(folder, publication, logged)
+
+        def upload(client: Any) -> None:
+            from mlflow.entities import LoggedModelOutput
+
+            client.log_model_artifacts(logged.model_id, str(folder))
+            client.finalize_logged_model(logged.model_id, "READY")
+            client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, step=0)])
+
+        tracking.call("log the model", upload)
+    return str(logged.model_id)
+
+
+def _save(folder: Path, publication: Publication, logged: Any) -> None:
+    import mlflow.pyfunc
+    from mlflow.models import Model
+
+    model = Model(
+        artifact_path=logged.artifact_location,
+        run_id=publication.mlflow_run_id,
+        model_uuid=logged.model_id,
+        model_id=logged.model_id,
+    )
+    mlflow.pyfunc.save_model(
+        folder,
+        mlflow_model=model,
+        python_model=str(CODE),
+        artifacts={"artifact": publication.artifact.path},
+        signature=_signature(publication.model),
+        input_example=_example(publication.model.inputs),
+        pip_requirements=requirements(publication.engine),
+    )
+    for cache in list(folder.rglob("__pycache__")):
+        shutil.rmtree(cache, ignore_errors=True)
+
+
+def _signature(model: ModelFile) -> Any:
+    import numpy as np
+    from mlflow.models import ModelSignature
+    from mlflow.types import Schema, TensorSpec
+
+    def schema(tensors: tuple[Any, ...]) -> Schema:
+        return Schema([TensorSpec(np.dtype(t.dtype), t.shape, t.name) for t in tensors])
+
+    return ModelSignature(schema(model.inputs), schema(model.outputs))
+
+
+def _example(inputs: tuple[TensorSpec, ...]) -> dict[str, NDArray[Any]] | None:
+    """Seeded inputs; eighths, because JSON writes them short and exactly. None where they are too large."""
+    import numpy as np
+
+    generator = np.random.default_rng(0)
+    arrays = {t.name: (generator.integers(0, 8, t.shape) / 8).astype(t.dtype) for t in inputs}
+    return arrays if sum(array.size for array in arrays.values()) <= EXAMPLE_ELEMENTS else None
+
+
+def _register(tracking: Tracking, publication: Publication, model_id: str, tags: Mapping[str, str]) -> str:
+    verdict = publication.verdict
+    every = {
+        "target": publication.engine.target.key,
+        "target_kind": publication.engine.target.kind,
+        "engine": f"{publication.engine.engine} {publication.engine.tvm_version}",
+        "source": publication.model.source,
+        "source_version": publication.model.source_version,
+        "model_digest": publication.model.digest,
+        "artifact_digest": publication.artifact.digest,
+        "tuned_ms": f"{verdict.tuned.median_ms:.6g}",
+        "untuned_ms": f"{verdict.untuned.median_ms:.6g}",
+        "onnxruntime_ms": f"{verdict.onnxruntime.median_ms:.6g}",
+        "max_abs_error": f"{verdict.max_abs_error:.3g}",
+        "verification": f"right on {len(verdict.seeds)} seeded inputs, tolerance {verdict.tolerance}",
+        **tags,
+    }
+
+    def create(client: Any) -> str:
+        made = client.create_model_version(
+            publication.name,
+            source=f"models:/{model_id}",
+            run_id=publication.mlflow_run_id,
+            model_id=model_id,
+            tags={key: value[:TEXT_LENGTH] for key, value in every.items()},
+        )
+        return str(made.version)
+
+    return tracking.call(f"register a version of {publication.name!r}", create)
+
+
+def _set_alias(tracking: Tracking, publication: Publication, version: str, race: Race) -> tuple[str, str]:
+    """Set the alias that was decided on, unless the champion changed since the race; the reason is a tag."""
+    name, target = publication.name, publication.engine.target.key
+    decision = decide_alias(race)
+    promoted, reason = decision.promoted, decision.reason
+    now = find_champion(tracking.uri, name, target)
+    raced = race.champion.version if race.champion else None
+    if now and now.version == version:
+        promoted, reason = True, f"it was made {now.alias} before"
+    elif promoted and (now.version if now else None) != raced:
+        promoted = False
+        moved = f"version {now.version}" if now else "nobody"
+        against = f"version {raced}" if raced else "nobody"
+        reason = f"the champion is {moved} since the benchmark, which was against {against}: {reason}"
+    plain = _by_alias(tracking, name, CHAMPION)
+    role = CHAMPION if promoted else CHALLENGER
+    alias = alias_for(role, target, plain.target_key if plain else None)
+
+    def write(client: Any) -> None:
+        client.set_model_version_tag(name, version, "decision", f"{alias}: {reason}"[:TEXT_LENGTH])
+        client.set_registered_model_alias(name, alias, version)
+
+    tracking.call(f"set alias {alias!r} of {name!r}", write)
+    return alias, reason
