@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -48,7 +48,7 @@ class ChildOptions:
     seed: int = 0
     start_timeout_s: float = 120.0
     step_timeout_s: float = 1800.0
-    extra_environment: dict[str, str] = field(default_factory=dict)
+    extra_environment: tuple[tuple[str, str], ...] = ()
 
 
 class EngineChild:
@@ -63,6 +63,7 @@ class EngineChild:
         #: The trial that the child has begun and not finished, as it announced it.
         self.in_flight: dict[str, Any] | None = None
         self._info: EngineInfo | None = None
+        self._last_info: EngineInfo | None = None
         self._next_id = 1
         self._start()
 
@@ -86,8 +87,15 @@ class EngineChild:
                     f"the engine speaks wire version {hello.get('wire')}, this Tunewright {WIRE_VERSION}: "
                     "install the same version in both environments"
                 )
-            self._info = from_plain(EngineInfo, hello["info"])
+            self._info = self._last_info = from_plain(EngineInfo, hello["info"])
         return self._info
+
+    @property
+    def last_info(self) -> EngineInfo:
+        """What the child that last answered said of itself, also when it has died since."""
+        if self._last_info is None:
+            return self.describe()
+        return self._last_info
 
     def import_model(self, model: ModelFile) -> ImportedModule:
         """See Engine."""

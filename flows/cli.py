@@ -1,0 +1,180 @@
+"""``tunewright``: the command line, thin over the flows."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from tasks.errors import InputError, TunewrightError
+
+if TYPE_CHECKING:
+    from flows.parameters import TuneParameters
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+console = Console()
+errors = Console(stderr=True)
+
+ModelArgument = Annotated[str, typer.Argument(help="ONNX file, models:/name/version or @alias, runs:/..., s3://...")]
+ShapeOption = Annotated[list[str] | None, typer.Option("--shape", help="Sizes of an input: name=1,3,48,320.")]
+TargetOption = Annotated[str, typer.Option(help="cpu, cuda, or TVM's JSON.")]
+GranularityOption = Annotated[str, typer.Option(help="subgraph or operator.")]
+DebugOption = Annotated[bool, typer.Option(help="Show tracebacks and Prefect's log.")]
+
+
+@app.command()
+def tune(
+    model: ModelArgument,
+    shape: ShapeOption = None,
+    target: TargetOption = "cpu",
+    trials: Annotated[int | None, typer.Option(help="Search trials to spend.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Wall-clock minutes for the whole run.")] = None,
+    engine: Annotated[str, typer.Option(help="relax.")] = "relax",
+    granularity: GranularityOption = "subgraph",
+    name: Annotated[str, typer.Option(help="Name in the model registry.")] = "",
+    out: Annotated[Path | None, typer.Option(help="Copy the artifact into this folder.")] = None,
+    device: Annotated[str, typer.Option(help="cuda:1, cpu:0-3.")] = "",
+    seed: int = 0,
+    debug: DebugOption = False,
+) -> None:
+    """Tune a model, build and verify it, publish it."""
+    with one_line_errors(debug):
+        parameters = _parameters(
+            model=model, shapes=parse_shapes(shape or []), target=target, trials=trials, minutes=minutes,
+            engine=engine, granularity=granularity, name=name, device=device, seed=seed,
+        )  # fmt: skip
+        prepare_prefect(debug)
+        from flows.running import run_in_terminal
+
+        summary = run_in_terminal(parameters, console)
+        if out is not None:
+            shutil.copytree(summary.artifact.path, out, dirs_exist_ok=True)
+
+
+@app.command()
+def inspect(
+    model: ModelArgument,
+    shape: ShapeOption = None,
+    target: TargetOption = "cpu",
+    granularity: GranularityOption = "subgraph",
+    debug: DebugOption = False,
+) -> None:
+    """Import, fuse and extract; print the subgraphs and tasks; tune nothing."""
+    with one_line_errors(debug):
+        parameters = _parameters(model=model, shapes=parse_shapes(shape or []), target=target, granularity=granularity)
+        prepare_prefect(debug)
+        from flows.running import inspect_model
+        from flows.terminal import show_subgraphs
+
+        fused, tasks = inspect_model(parameters)
+        show_subgraphs(console, fused, tasks)
+
+
+@app.command()
+def doctor(target: TargetOption = "cpu") -> None:
+    """Check what a tuning run needs, and say what to do about each failure."""
+    prepare_prefect(False)
+    from flows.doctor import examine
+    from infra.settings import settings
+
+    failed = 0
+    for finding in examine(settings(), target):
+        mark = "[green]ok  [/]" if finding.ok else "[red]FAIL[/]"
+        console.print(f"{mark} {finding.name}: ", end="")
+        console.print(finding.found, highlight=False, markup=False)
+        if not finding.ok:
+            failed += 1
+            console.print(f"     do: {finding.remedy}", highlight=False, markup=False)
+    raise typer.Exit(2 if failed else 0)
+
+
+@app.command()
+def ui(port: int = 5000, host: str = "127.0.0.1") -> None:
+    """Start the MLflow UI on the run store in use."""
+    from infra.settings import settings
+
+    uri = settings().tracking
+    if uri.startswith(("http://", "https://")):
+        console.print(f"MLflow is a server already: open {uri}")
+        return
+    settings().home.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri, "--host", host, "--port", str(port)]
+    os.execv(sys.executable, command)  # noqa: S606 - it becomes the server, Ctrl-C goes to it
+
+
+@contextmanager
+def one_line_errors(debug: bool) -> Iterator[None]:
+    """What went wrong and what to do, in one line; the class of the error decides the exit status."""
+    from tasks.run import close_engines
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        close_engines()
+        errors.print("stopped; what was measured is stored, the same command continues", highlight=False)
+        raise typer.Exit(130) from None
+    except TunewrightError as error:
+        close_engines()
+        if debug:
+            traceback.print_exc()
+            errors.print(error.__dict__.get("detail", ""), highlight=False, markup=False)
+        text = " ".join(str(error).split())
+        errors.print(f"tunewright: {text}", highlight=False, markup=False, soft_wrap=True)
+        raise typer.Exit(error.exit_status) from None
+
+
+def parse_shapes(texts: list[str]) -> dict[str, tuple[int, ...]]:
+    """``name=1,3,48,320`` by input name. Raises InputError."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        name, _, sizes = text.rpartition("=")
+        try:
+            shapes[name] = tuple(int(size) for size in sizes.split(",")) if sizes else ()
+        except ValueError:
+            name = ""
+        if not name:
+            raise InputError(f"--shape {text} is not NAME=SIZE,SIZE,...: for example --shape x=1,3,48,320")
+    return shapes
+
+
+def prepare_prefect(debug: bool) -> None:
+    """Settings that Prefect reads when it is imported; those that the user made stay."""
+    quiet = {} if debug else {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL"}
+    for name, value in {
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_LOGGING_EXTRA_LOGGERS": "tunewright",
+        **quiet,
+    }.items():
+        os.environ.setdefault(name, value)
+
+
+def _parameters(**values: object) -> TuneParameters:
+    """The parameters, or one line that says which option is wrong. Raises InputError."""
+    from pydantic import ValidationError
+
+    from flows.parameters import TuneParameters
+
+    try:
+        return TuneParameters.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "parameters"
+        raise InputError(f"--{where}: {first['msg'].lower()} (given: {first['input']!r})") from error
+
+
+def main() -> None:
+    """The entry point of the command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""What the flows are started with: from the command line, from a deployment, from an event."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, Field, model_validator
+
+DEFAULT_MINUTES = 30.0
+
+
+class TuneParameters(BaseModel):
+    """One tuning run. Without ``trials`` and ``minutes`` it has 30 minutes."""
+
+    model: str = Field(description="An ONNX file, models:/name/version, models:/name@alias, runs:/..., or s3://...")
+    shapes: dict[str, tuple[int, ...]] = Field(default_factory=dict, description="Sizes by input name.")
+    target: str = Field(default="cpu", description="cpu, cuda, or TVM's JSON.")
+    trials: int | None = Field(default=None, ge=0, description="Search trials this run may spend.")
+    minutes: float | None = Field(default=None, gt=0, description="Wall-clock time the whole run may take.")
+    engine: Literal["relax"] = "relax"
+    granularity: Literal["subgraph", "operator"] = "subgraph"
+    name: str = Field(default="", description="Registered name; by default from the model.")
+    seed: int = 0
+    floor_trials: int = Field(default=0, ge=0, description="The least search trials that every task gets.")
+    device: str = Field(default="", description="cuda:1, cpu:0-3; by default the first of the target's kind.")
+
+    @model_validator(mode="after")
+    def _with_budget(self) -> TuneParameters:
+        if self.trials is None and self.minutes is None:
+            self.minutes = DEFAULT_MINUTES
+        return self

@@ -1,0 +1,205 @@
+"""The flow that tunes one model: import, fuse, extract, tune, build, verify, publish."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+
+from prefect import flow
+
+from flows.parameters import TuneParameters
+from infra.object_store import open_store
+from infra.record_store import RecordStore
+from infra.run_log import RunLog
+from infra.settings import settings
+from tasks import plan
+from tasks.build import build_tuned, build_untuned
+from tasks.engines.child import ChildOptions
+from tasks.errors import TunewrightError
+from tasks.fuse import extract, fuse, translate
+from tasks.import_step import import_step
+from tasks.publish import look_up_champion, publish
+from tasks.records import (
+    FusedModule,
+    MeasureSettings,
+    ModelFile,
+    PublishedVersion,
+    TuningSummary,
+    short_hash,
+)
+from tasks.run import Progress, TuningRun, forget
+from tasks.tune import Budget, confirm, measure_defaults, plan_session, search_session, searched_trials
+from tasks.verify import Verification, verify
+
+logger = logging.getLogger("tunewright")
+
+#: Wall-clock time that a run keeps for what follows the search, beside building and confirming.
+_RESERVE_S = 25.0
+#: Confirming one task: its candidates are built together and timed in three rounds.
+_CONFIRM_S = 1.2
+
+
+@flow(name="tune-model", validate_parameters=True)
+def tune_model(parameters: TuneParameters, run_id: str = "") -> TuningSummary:
+    """Tune one model. Raises what ``tasks.errors`` lists; nothing is published unless all of it worked."""
+    run = open_run(parameters, run_id or new_run_id(parameters.model))
+    with _failures_logged(run):
+        model = import_step(run.run_id, parameters.model, parameters.shapes, parameters.name)
+        imported = translate(run.run_id, model)
+        fused = fuse(run.run_id, imported, parameters.granularity)
+        _start_log(run, model, parameters)
+        extract(run.run_id, fused)
+        measure_defaults(run.run_id)
+        _log_fused(run, fused)
+        started = time.time()
+        untuned = build_untuned(run.run_id, fused)
+        _search(run, parameters, build_s=time.time() - started)
+        counts = confirm(run.run_id)
+        tuned = build_tuned(run.run_id, fused)
+        champion = look_up_champion(run.run_id, model.name)
+        verification = verify(run.run_id, model, tuned, untuned, champion)
+        published = publish(run.run_id, model, tuned, verification.verdict, verification.race)
+        run.notes.append(f"confirmation changed the winner of {counts['changed']} of {counts['confirmed']} tasks")
+        summary = _summary(run, fused, verification, published, tuned)
+        _finish(run, summary)
+    return summary
+
+
+def new_run_id(model: str) -> str:
+    """A name for a run that sorts by time."""
+    now = time.time()
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}-{short_hash(model, now, length=6)}"
+
+
+def child_options(parameters: TuneParameters) -> ChildOptions:
+    """How the engine of a run is started."""
+    config = settings()
+    threads = config.core_count
+    device = parameters.device or ("cuda:0" if "cuda" in parameters.target else f"cpu:0-{threads - 1}")
+    return ChildOptions(
+        engine=parameters.engine, python=str(config.relax_python), target=parameters.target, device=device,
+        threads=threads, seed=parameters.seed, start_timeout_s=config.engine_start_timeout_s,
+        step_timeout_s=config.step_timeout_s,
+    )  # fmt: skip
+
+
+#: Who is told of a run's progress; the command line puts its progress bar here.
+observers: list[Callable[[Progress], None]] = []
+
+
+def open_run(parameters: TuneParameters, run_id: str) -> TuningRun:
+    """The run's state, with a store that can be written to. Raises StoreError."""
+    config = settings()
+    store = open_store(config.store_url, config.s3_endpoint_url or None)
+    store.check()
+
+    def tell(progress: Progress) -> None:
+        for observer in observers:
+            observer(progress)
+
+    run = TuningRun(
+        run_id=run_id, options=child_options(parameters), home=config.home, store=store,
+        measure=MeasureSettings(), seed=parameters.seed, observer=tell,
+    )  # fmt: skip
+    _ = run.engine  # it starts while the model is fetched and normalised
+    return run
+
+
+def _search(run: TuningRun, parameters: TuneParameters, build_s: float) -> None:
+    """Sessions until the budget is spent or nothing is expected to improve."""
+    while True:
+        session, reason = plan_session(run.run_id, _budget(run, parameters, build_s))
+        if session is None:
+            break
+        search_session(run.run_id, session.task.name, session)
+    run.notes.append(f"tuning ended: {reason}")
+    states = [plan.state_of(task, run.book.of(task.workload_key)) for task in run.tasks]
+    run.notes += [f"{name}: {why}" for name, why in plan.closed_tasks(states).items() if "improvement" not in why]
+
+
+def _budget(run: TuningRun, parameters: TuneParameters, build_s: float) -> Budget:
+    """A wall-clock budget is for the whole run: building, confirming and verifying have their part."""
+    stop_at = None
+    if parameters.minutes is not None:
+        searched = {
+            record.workload_key
+            for records in run.book.all().values()
+            for record in records
+            if record.run_id == run.run_id and record.phase == "search"
+        }
+        reserve_s = _RESERVE_S + 1.2 * build_s + _CONFIRM_S * len(searched)
+        stop_at = run.started + parameters.minutes * 60 - reserve_s
+    return Budget(parameters.trials, stop_at, parameters.floor_trials)
+
+
+def _start_log(run: TuningRun, model: ModelFile, parameters: TuneParameters) -> None:
+    config = settings()
+    info = run.engine.describe()
+    run.records = RecordStore(run.store, info.engine, info.tvm_version, info.target.key, config.home / "cache")
+    described = {
+        **parameters.model_dump(exclude={"shapes"}), "target": info.target.spec, "target_key": info.target.key,
+        "threads": info.target.threads, "device": info.device, "model_digest": model.digest,
+        **{f"measure.{key}": value for key, value in asdict(run.measure).items()},
+        **{f"version.{key}": value for key, value in info.versions.items()},
+    }  # fmt: skip
+    tags = {"tunewright.run_id": run.run_id, "tunewright.model": model.name}
+    run.log = RunLog.start(config.tracking, config.experiment, f"{model.name} {run.run_id}", described, tags)
+
+
+def _log_fused(run: TuningRun, fused: FusedModule) -> None:
+    states = [plan.state_of(task, run.book.of(task.workload_key)) for task in run.tasks]
+    total_us = plan.model_latency_us(states, untuned=True) or 1.0
+    share = {s.task.name: s.task.weight * (s.default_us or 0.0) / total_us for s in states}
+    assert run.log is not None
+    run.log.log_fused(fused, share)
+
+
+def _summary(
+    run: TuningRun, fused: FusedModule, verification: Verification, published: PublishedVersion, tuned: object
+) -> TuningSummary:
+    from tasks.records import Artifact
+
+    assert isinstance(tuned, Artifact)
+    ours = [r for records in run.book.all().values() for r in records if r.run_id == run.run_id]
+    failures = Counter(record.failure.kind for record in ours if record.failure)
+    seconds = {**run.seconds, "total": time.time() - run.started}
+    return TuningSummary(
+        model=fused.imported.model, engine=run.engine.describe(), granularity=fused.granularity,
+        tasks=len(run.tasks), trials=searched_trials(run), reused_records=run.book.reused,
+        failures=dict(failures), verdict=verification.verdict, published=published, artifact=tuned,
+        seconds=seconds, notes=tuple(run.notes),
+    )  # fmt: skip
+
+
+def _finish(run: TuningRun, summary: TuningSummary) -> None:
+    """What could not be stored or logged on the way must get there now."""
+    run.flush_journals(must=True)
+    for task in run.tasks:
+        if task.workload_key in run.unlogged:
+            run.log_task(task, must=True)
+    assert run.log is not None
+    run.log.log_tables({task.workload_key: run.book.of(task.workload_key) for task in run.tasks})
+    run.log.finish(summary)
+
+
+@contextmanager
+def _failures_logged(run: TuningRun) -> Iterator[None]:
+    """Whatever ends the run: what was measured is stored, and MLflow knows why it ended."""
+    try:
+        yield
+    except BaseException as error:
+        reason = str(error) if isinstance(error, TunewrightError) else f"{type(error).__name__}: {error}"
+        if run.records is not None:
+            run.flush_journals()
+        if run.log is not None:
+            try:
+                run.log.fail(reason or type(error).__name__)
+            except TunewrightError as second:
+                logger.warning("%s", second)
+        raise
+    finally:
+        forget(run.run_id)

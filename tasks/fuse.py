@@ -1,0 +1,39 @@
+"""The steps that need only the engine: translate, fuse, extract."""
+
+from __future__ import annotations
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from tasks.records import FusedModule, ImportedModule, ModelFile, TuningTask
+from tasks.run import Progress, run_of
+
+
+@task(cache_policy=NO_CACHE)
+def translate(run_id: str, model: ModelFile) -> ImportedModule:
+    """The model as an IRModule. Raises ModelError."""
+    run = run_of(run_id)
+    run.observer(Progress("import"))
+    return run.engine.import_model(model)
+
+
+@task(cache_policy=NO_CACHE)
+def fuse(run_id: str, imported: ImportedModule, granularity: str) -> FusedModule:
+    """The fused subgraphs of the model."""
+    run = run_of(run_id)
+    run.observer(Progress("fuse"))
+    return run.engine.fuse(imported, granularity)
+
+
+@task(cache_policy=NO_CACHE)
+def extract(run_id: str, fused: FusedModule) -> tuple[TuningTask, ...]:
+    """One tuning task a distinct workload; their definitions go to the store, their records come from it."""
+    run = run_of(run_id)
+    run.observer(Progress("extract"))
+    run.tasks = run.engine.extract(fused, str(run.work_dir / "workloads"))
+    assert run.records is not None
+    recovered = run.recover_journals()
+    if recovered:
+        run.notes.append(f"{recovered} measurements were recovered from the journals of a run that died")
+    run.book.load(run.records.load([task.workload_key for task in run.tasks]))
+    return run.tasks

@@ -1,0 +1,183 @@
+"""Which session is next: a pure function of the records and the budget.
+
+Spending follows the expected gain in the model's latency. For a task of weight w whose best latency so
+far is b, a session is expected to save ``w * b * r``. The rate r of a task that was never searched is
+what separates it from the machine's demonstrated speed (the best FLOP rate and memory bandwidth that
+any subgraph of this model has reached); afterwards it falls with every session, is pulled towards what
+the last session really gave, and never exceeds what is left above that speed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tasks.records import TuningRecord, TuningTask
+
+#: The relative gain that the second, third, ... session of a task brings on average.
+_LATER_RATES = (0.20, 0.10, 0.06, 0.04, 0.03)
+#: A task whose best latency fell by less than this share over ``PATIENCE`` sessions is left alone.
+_STALE_GAIN = 0.01
+PATIENCE = 3
+#: A task below this share of the model's latency gets small sessions.
+_LIGHT_SHARE = 0.02
+_SESSION_TRIALS = 16
+_LIGHT_TRIALS = 8
+#: With so many trials, all failing alike, a task's set-up is broken rather than its candidates.
+_FAILING_TRIALS = 8
+#: Before anything ran fast: FLOPs per second and bytes per second that one core surely reaches.
+_MODEST_FLOPS = 10e9
+_MODEST_BANDWIDTH = 4e9
+
+
+@dataclass(frozen=True)
+class TaskState:
+    """What the records say of a task. ``gains`` are the relative gains of its search sessions, in order."""
+
+    task: TuningTask
+    default_us: float | None
+    best_us: float | None
+    trials: int
+    gains: tuple[float, ...]
+    failing: str = ""
+    exhausted: bool = False
+
+    @property
+    def cost_us(self) -> float:
+        """The task's part of the model's latency, 0 where nothing could be measured."""
+        return self.task.weight * (self.best_us or 0.0)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What may still be spent: trials (None: no limit), and the least that every task is given."""
+
+    trials_left: int | None
+    floor_trials: int = 0
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The next session, or with no task the reason to stop."""
+
+    task: TuningTask | None
+    trials: int
+    reason: str
+
+
+def state_of(task: TuningTask, records: Sequence[TuningRecord], exhausted: bool = False) -> TaskState:
+    """Summarise ``records`` of ``task``."""
+    default_us: float | None = None
+    best_us: float | None = None
+    trials = 0
+    failures: list[str] = []
+    sessions: dict[str, tuple[float, float]] = {}
+    for record in sorted(records, key=lambda record: record.started_at):
+        latency_us = record.latency_us
+        if record.phase == "confirm":
+            continue
+        if not record.schedule and latency_us is not None:
+            default_us = latency_us
+        before = math.inf if best_us is None else best_us
+        if latency_us is not None:
+            best_us = min(before, latency_us)
+        if record.phase != "search":
+            continue
+        trials += 1
+        failures.append(record.failure.kind if record.failure else "")
+        first = sessions.get(record.session_id, (before, 0.0))[0]
+        sessions[record.session_id] = (first, math.inf if best_us is None else best_us)
+    gains = tuple(
+        0.0 if not math.isfinite(before) or before <= 0 else (before - after) / before
+        for before, after in sessions.values()
+    )
+    alike = len(failures) >= _FAILING_TRIALS and failures[0] and len(set(failures)) == 1
+    failing = failures[0] if alike else ""
+    return TaskState(task, default_us, best_us, trials, gains, failing, exhausted)
+
+
+def model_latency_us(states: Sequence[TaskState], untuned: bool = False) -> float:
+    """The sum of the subgraphs' latencies times their weights."""
+    if untuned:
+        return sum(state.task.weight * (state.default_us or state.best_us or 0.0) for state in states)
+    return sum(state.cost_us for state in states)
+
+
+def next_session(states: Sequence[TaskState], limits: Limits) -> Decision:
+    """The session that is expected to gain most, or why there is none."""
+    if limits.trials_left is not None and limits.trials_left <= 0:
+        return Decision(None, 0, "the trial budget is spent")
+    total_us = model_latency_us(states) or 1.0
+    open_states = [state for state in states if _why_closed(state) == ""]
+    for state in open_states:
+        if state.trials < limits.floor_trials:
+            trials = _capped(limits.floor_trials - state.trials, limits)
+            return Decision(state.task, trials, f"floor: {state.trials} of {limits.floor_trials} trials")
+    speed = _demonstrated_speed(states)
+    gains = {state.task.workload_key: expected_gain_us(state, speed) for state in open_states}
+    best = max(open_states, key=lambda state: gains[state.task.workload_key], default=None)
+    if best is None:
+        return Decision(None, 0, "no task is expected to improve any more")
+    gain_us = gains[best.task.workload_key]
+    if gain_us < 1e-4 * total_us:
+        return Decision(None, 0, f"no session is expected to gain more than {gain_us:.1f} us of {total_us:.0f} us")
+    size = _LIGHT_TRIALS if best.cost_us < _LIGHT_SHARE * total_us else _SESSION_TRIALS
+    reason = (
+        f"expected gain {gain_us:.0f} us of {total_us:.0f} us: {best.cost_us / total_us:.1%} of the model, "
+        f"session {len(best.gains) + 1}"
+    )
+    return Decision(best.task, _capped(size, limits), reason)
+
+
+def expected_gain_us(state: TaskState, speed: tuple[float, float]) -> float:
+    """What one more session of this task is expected to save in one run of the model."""
+    if state.best_us is None:
+        return 0.0
+    floor_us = _floor_us(state.task, speed)
+    room = max(0.0, 1.0 - floor_us / state.best_us)
+    searched = len(state.gains)
+    if searched == 0:
+        return state.cost_us * room
+    rate = _LATER_RATES[min(searched - 1, len(_LATER_RATES) - 1)]
+    if searched > 1:
+        rate = 0.5 * rate + 0.5 * 0.5 * state.gains[-1]
+    # Even at the demonstrated speed a schedule may be improved; the model's own record is no law.
+    return state.cost_us * min(rate, max(room, 0.02))
+
+
+def closed_tasks(states: Sequence[TaskState]) -> Mapping[str, str]:
+    """The tasks that get no more sessions, by name, and why."""
+    return {state.task.name: why for state in states if (why := _why_closed(state))}
+
+
+def _why_closed(state: TaskState) -> str:
+    if state.failing:
+        return f"all {state.trials} trials failed alike: {state.failing}"
+    if state.exhausted:
+        return "its search space is exhausted"
+    if state.best_us is None:
+        return "its default schedule could not be measured"
+    if len(state.gains) > PATIENCE and sum(state.gains[-PATIENCE:]) < _STALE_GAIN:
+        return f"no improvement in {PATIENCE} sessions"
+    return ""
+
+
+def _demonstrated_speed(states: Sequence[TaskState]) -> tuple[float, float]:
+    """The best FLOPs per second and bytes per second that any task has reached."""
+    flops, bandwidth = _MODEST_FLOPS, _MODEST_BANDWIDTH
+    for state in states:
+        if state.best_us:
+            flops = max(flops, state.task.flops / state.best_us * 1e6)
+            bandwidth = max(bandwidth, state.task.bytes_moved / state.best_us * 1e6)
+    return flops, bandwidth
+
+
+def _floor_us(task: TuningTask, speed: tuple[float, float]) -> float:
+    """The latency that the demonstrated speed would give ``task``: a roofline of what was seen."""
+    flops, bandwidth = speed
+    return max(task.flops / flops, task.bytes_moved / bandwidth) * 1e6
+
+
+def _capped(trials: int, limits: Limits) -> int:
+    return trials if limits.trials_left is None else min(trials, limits.trials_left)

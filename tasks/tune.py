@@ -1,0 +1,228 @@
+"""The tune step: sessions on an engine, one after the other, until the budget is spent."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from tasks import plan
+from tasks.engines.measuring.journal import Journal
+from tasks.errors import DeviceBusy, EngineCrashed, EngineTimeout, TuningFailed
+from tasks.records import (
+    EngineInfo,
+    Failure,
+    Session,
+    SessionResult,
+    TuningRecord,
+    TuningTask,
+    short_hash,
+)
+from tasks.run import Progress, TuningRun, run_of
+
+logger = logging.getLogger("tunewright")
+
+#: A session that kills its engine so often is given up; its task is not searched again in this run.
+_DEATHS = 2
+#: Candidates of each task that are measured again at the end.
+_CONFIRMED = 3
+_BUSY_POLL_S = 2.0
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Trials, or the Unix time at which searching ends; None is no limit."""
+
+    trials: int | None = None
+    stop_at: float | None = None
+    floor_trials: int = 0
+
+
+@task(cache_policy=NO_CACHE)
+def measure_defaults(run_id: str) -> SessionResult:
+    """Measure every task's default schedule, so that a run cut short never ends worse than untuned."""
+    run = run_of(run_id)
+    tasks = [t for t in run.tasks if all(record.schedule for record in run.book.of(t.workload_key))]
+    result = SessionResult("", "default", 0, {}, {})
+    if tasks:
+        result = run_session(run, _session(run, "default", tasks, "the default schedule comes first"))
+    for tuning_task in run.tasks:
+        run.log_task(tuning_task)
+    broken = [t.name for t in run.tasks if plan.state_of(t, run.book.of(t.workload_key)).best_us is None]
+    if broken and len(broken) == len(run.tasks):
+        raise TuningFailed(f"no default schedule can be measured: {_last_failure(run)}; run 'tunewright doctor'")
+    return result
+
+
+@task(cache_policy=NO_CACHE, task_run_name="search {name}")
+def search_session(run_id: str, name: str, session: Session) -> SessionResult:
+    """One session of one task."""
+    run = run_of(run_id)
+    result = run_session(run, session)
+    if result.exhausted:
+        run.exhausted.add(session.task.workload_key)
+    run.log_task(session.task)
+    logger.info("session %s of %s: %s trials, %s", session.session_id, name, result.records, session.reason)
+    return result
+
+
+@task(cache_policy=NO_CACHE)
+def confirm(run_id: str) -> dict[str, int]:
+    """Measure the best few of each searched task again, taking turns; how often the winner changed."""
+    run = run_of(run_id)
+    counts = {"confirmed": 0, "changed": 0}
+    for tuning_task in run.tasks:
+        records = run.book.of(tuning_task.workload_key)
+        if not _needs_confirmation(records, run.run_id):
+            continue
+        counts["confirmed"] += 1
+        before = _fastest(records, "search")
+        run_session(run, _session(run, "confirm", [tuning_task], "the best few are measured again", _CONFIRMED))
+        after = _fastest(run.book.of(tuning_task.workload_key), "confirm")
+        counts["changed"] += bool(before and after and before != after)
+        run.log_task(tuning_task)
+    return counts
+
+
+def plan_session(run_id: str, budget: Budget) -> tuple[Session | None, str]:
+    """The next session, or None and the reason why tuning ends. Raises TuningFailed."""
+    run = run_of(run_id)
+    states = [plan.state_of(t, run.book.of(t.workload_key), t.workload_key in run.exhausted) for t in run.tasks]
+    searched = [state for state in states if state.trials]
+    if searched and all(state.failing for state in searched) and len(searched) >= min(3, len(states)):
+        raise TuningFailed(
+            f"every trial of {len(searched)} tasks failed alike ({searched[0].failing}): "
+            f"{_last_failure(run)}; the set-up is broken, run 'tunewright doctor'"
+        )
+    if budget.stop_at is not None and time.time() >= budget.stop_at:
+        return None, "the time budget is spent"
+    spent = searched_trials(run)
+    left = None if budget.trials is None else budget.trials - spent
+    decision = plan.next_session(states, plan.Limits(left, budget.floor_trials))
+    show_progress(run, states, budget)
+    if decision.task is None:
+        return None, decision.reason
+    session = _session(run, "search", [decision.task], decision.reason, decision.trials)
+    return replace(session, stop_at=budget.stop_at), decision.reason
+
+
+def searched_trials(run: TuningRun) -> int:
+    """The search trials of this run."""
+    return sum(
+        1
+        for records in run.book.all().values()
+        for record in records
+        if record.run_id == run.run_id and record.phase == "search"
+    )
+
+
+def show_progress(run: TuningRun, states: Sequence[plan.TaskState], budget: Budget) -> None:
+    """Tell the observer and MLflow where the run is."""
+    best_us = plan.model_latency_us(states)
+    trials = searched_trials(run)
+    left_s = None if budget.stop_at is None else max(0.0, budget.stop_at - time.time())
+    untuned_us = plan.model_latency_us(states, untuned=True)
+    run.observer(Progress("tune", trials, budget.trials, best_us, untuned_us, left_s))
+    if run.log is not None and not run.unlogged:
+        run.log.log_progress(trials, best_us, time.time() - run.started)
+
+
+def run_session(run: TuningRun, session: Session) -> SessionResult:
+    """Run ``session`` to its end, through deaths of the engine, and store what it measured."""
+    deaths = 0
+    while True:
+        run.pending.append(run.journals / f"{session.session_id}.jsonl")
+        try:
+            result = _wait_for_device(run, lambda: run.engine.tune(session, run.book.add))
+            break
+        except (EngineCrashed, EngineTimeout) as error:
+            deaths += 1
+            _record_loss(run, session, run.engine.in_flight, str(error))
+            run.engine.restart()
+            run.flush_journals()
+            if deaths >= _DEATHS:
+                run.exhausted.update(t.workload_key for t in session.tasks if session.phase == "search")
+                run.notes.append(f"{session.task.name}: given up, it ended {deaths} engines ({error})")
+                result = SessionResult(session.session_id, session.phase, 0, {"device_lost": deaths}, {})
+                break
+            session = _rest_of(run, session)
+    for what, seconds in result.seconds.items():
+        run.seconds[what] = run.seconds.get(what, 0.0) + seconds
+    run.flush_journals()
+    return result
+
+
+def _rest_of(run: TuningRun, session: Session) -> Session:
+    """What is left of a session whose engine died, as a new session."""
+    done = sum(1 for records in run.book.all().values() for r in records if r.session_id == session.session_id)
+    fresh = _session(run, session.phase, session.tasks, f"{session.reason}; continued", session.trials)
+    left = max(1, session.trials - done) if session.phase == "search" else session.trials
+    return replace(fresh, trials=left, stop_at=session.stop_at)
+
+
+def _wait_for_device(run: TuningRun, call: Callable[[], SessionResult]) -> SessionResult:
+    """Call until the device is free, saying who has it."""
+    said = False
+    while True:
+        try:
+            return call()
+        except DeviceBusy as error:
+            if not said:
+                run.observer(Progress("wait", message=str(error)))
+                logger.warning("%s; waiting", error)
+                said = True
+            time.sleep(_BUSY_POLL_S)
+
+
+def _session(run: TuningRun, phase: str, tasks: Sequence[TuningTask], reason: str, trials: int = 0) -> Session:
+    session_id = run.next_session_id()
+    name = tasks[0].workload_key if len(tasks) == 1 else phase
+    first = max((r.trial for t in tasks for r in run.book.of(t.workload_key)), default=0) + 1
+    return Session(
+        session_id=session_id, run_id=run.run_id, phase=phase, tasks=tuple(tasks), trials=trials,
+        seed=int(short_hash(run.seed, session_id, length=7), 16), reason=reason, settings=run.measure,
+        journal_path=str(run.journals / f"{session_id}.jsonl"),
+        known_path=str(run.book.write(tasks, name)), first_trial=first,
+    )  # fmt: skip
+
+
+def _record_loss(run: TuningRun, session: Session, trial: dict[str, Any] | None, why: str) -> None:
+    """The trial that was in flight when its engine died is a measurement too: ``device_lost``."""
+    if trial is None:
+        return
+    info: EngineInfo = run.engine.last_info
+    phase = trial["phase"]
+    record = TuningRecord(
+        record_id=short_hash(session.session_id, trial["workload_key"], trial["candidate_key"], phase),
+        run_id=run.run_id, session_id=session.session_id, engine=info.engine, tvm_version=info.tvm_version,
+        target_key=info.target.key, workload_key=trial["workload_key"], task_name=trial["task_name"],
+        candidate_key=trial["candidate_key"], trial=trial["trial"] if phase != "default" else 0, phase=phase,
+        schedule=trial["trace"], started_at=time.time(), device=info.device, host=socket.gethostname(),
+        failure=Failure("device_lost", why[:500]),
+    )  # fmt: skip
+    with Journal(session.journal_path) as journal:
+        journal.append(record)
+    run.book.add(record)
+
+
+def _needs_confirmation(records: Sequence[TuningRecord], run_id: str) -> bool:
+    """Has this run searched the task, and is there a choice to be made?"""
+    searched = [r for r in records if r.phase == "search" and r.latency_us is not None]
+    return len(searched) > 1 and any(r.run_id == run_id for r in searched)
+
+
+def _fastest(records: Sequence[TuningRecord], phase: str) -> str:
+    measured = [r for r in records if r.phase == phase and r.latency_us is not None]
+    return min(measured, key=lambda r: r.latency_us or 0.0).candidate_key if measured else ""
+
+
+def _last_failure(run: TuningRun) -> str:
+    failed = [r for records in run.book.all().values() for r in records if r.failure]
+    latest = max(failed, key=lambda r: r.started_at, default=None)
+    return latest.failure.message if latest and latest.failure else "no trial gave a reason"
