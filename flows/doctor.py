@@ -84,8 +84,9 @@ def _engine(config: Settings, target: str) -> str:
 def _devices() -> Finding:
     cores = len(os.sched_getaffinity(0))
     found = [f"cpu ({cores} cores)"]
-    if shutil.which("nvidia-smi"):
-        answer = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+    tool = shutil.which("nvidia-smi")
+    if tool:
+        answer = subprocess.run([tool, "-L"], capture_output=True, text=True, check=False)
         found += [line.split(" (UUID")[0] for line in answer.stdout.splitlines() if line.startswith("GPU")]
     return Finding("devices", True, ", ".join(found))
 

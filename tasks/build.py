@@ -26,7 +26,6 @@ def build_tuned(run_id: str, fused: FusedModule) -> Artifact:
     best = {key: best_first(records) for key, records in run.book.all().items()}
     artifact = run.engine.build(BuildRequest(fused, best, str(run.work_dir / "tuned"), tuned=True))
     if artifact.uncovered:
-        run.notes.append(
-            f"built with the default schedule, since no record covers them: {', '.join(artifact.uncovered)}"
-        )
+        names = ", ".join(artifact.uncovered)
+        run.notes.append(f"built with the default schedule, since no record covers them: {names}")
     return artifact

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -139,7 +139,7 @@ def run_session(run: TuningRun, session: Session) -> SessionResult:
     while True:
         run.pending.append(run.journals / f"{session.session_id}.jsonl")
         try:
-            result = _wait_for_device(run, lambda: run.engine.tune(session, run.book.add))
+            result = _wait_for_device(run, session)
             break
         except (EngineCrashed, EngineTimeout) as error:
             deaths += 1
@@ -166,12 +166,12 @@ def _rest_of(run: TuningRun, session: Session) -> Session:
     return replace(fresh, trials=left, stop_at=session.stop_at)
 
 
-def _wait_for_device(run: TuningRun, call: Callable[[], SessionResult]) -> SessionResult:
-    """Call until the device is free, saying who has it."""
+def _wait_for_device(run: TuningRun, session: Session) -> SessionResult:
+    """Run the session once the device is free, saying who has it until then."""
     said = False
     while True:
         try:
-            return call()
+            return run.engine.tune(session, run.book.add)
         except DeviceBusy as error:
             if not said:
                 run.observer(Progress("wait", message=str(error)))

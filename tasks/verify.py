@@ -153,7 +153,7 @@ def _compare_outputs(run: TuningRun, model: ModelFile, artifact: Artifact) -> tu
 def _write_inputs(run: TuningRun, model: ModelFile, seed: int) -> Path:
     path = run.work_dir / f"inputs-{seed}.npz"
     if not path.exists():
-        np.savez(path, **seeded_inputs(model, seed))
+        np.savez(path, allow_pickle=False, **seeded_inputs(model, seed))
     return path
 
 
