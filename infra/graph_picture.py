@@ -27,14 +27,18 @@ COLUMN_GAP = 0.55
 MARGIN_TOP, MARGIN = 0.9, 0.3
 #: Width over height that the picture aims at: a screen's.
 ASPECT = 1.7
-DISTANT = 2
+LINE, LINE_AROUND = "#6b7785", "#8a96a3"
 
 
 @dataclass(frozen=True)
 class Placed:
-    """Where every call's box has its centre, in inches from the upper left, and the picture's size."""
+    """Where every call's box has its centre, in inches from the upper left, and the picture's size.
+
+    ``gutters`` is the middle of the empty stripe on the left of each call's column.
+    """
 
     centres: tuple[tuple[float, float], ...]
+    gutters: tuple[float, ...]
     layer: tuple[int, ...]
     width: float
     height: float
@@ -70,6 +74,7 @@ def place(fused: FusedModule) -> Placed:
     columns = _columns(members, depth)
     rows = math.ceil(depth / columns) if depth else 1
     centres = [(0.0, 0.0)] * len(layer)
+    gutters = [0.0] * len(layer)
     left = MARGIN
     for first in range(0, depth, rows):
         block = [members[at] for at in range(first, min(first + rows, depth))]
@@ -78,10 +83,11 @@ def place(fused: FusedModule) -> Placed:
             start = left + (wide - len(calls) * STEP_X) / 2 + STEP_X / 2
             for position, call in enumerate(_by_feeds(fused, calls, centres)):
                 centres[call] = (start + position * STEP_X, MARGIN_TOP + (row + 0.5) * STEP_Y)
+                gutters[call] = left - COLUMN_GAP / 2
         left += wide + COLUMN_GAP
     # The gap after the last column is for the lines that pass a box on its right.
     width = max(left + MARGIN, 7.0)
-    return Placed(tuple(centres), layer, width, MARGIN_TOP + rows * STEP_Y + MARGIN)
+    return Placed(tuple(centres), tuple(gutters), layer, width, MARGIN_TOP + rows * STEP_Y + MARGIN)
 
 
 def _layers(fused: FusedModule) -> tuple[int, ...]:
@@ -114,37 +120,52 @@ def _by_feeds(fused: FusedModule, calls: list[int], centres: list[tuple[float, f
 
 
 def _draw_edges(axes: Axes, fused: FusedModule, placed: Placed) -> None:
-    from matplotlib.patches import FancyArrowPatch
-
     for at, call in enumerate(fused.calls):
         for feed in call.feeds_from:
-            (x0, y0), (x1, y1) = placed.centres[feed], placed.centres[at]
-            skip = placed.layer[at] - placed.layer[feed] > 1
-            same_column = y1 > y0 and abs(x1 - x0) < STEP_X * DISTANT
-            if not same_column:
-                _draw_return(axes, placed, feed, at, skip)
-                continue
-            bend = "arc3,rad=0" if not skip else f"arc3,rad={0.28 if x1 <= x0 else -0.28}"
-            side = BOX_WIDTH / 2 if skip and x0 == x1 else 0.0
-            ends = (
-                ((x0 + side, y0), (x1 + side, y1)) if side else ((x0, y0 + BOX_HEIGHT / 2), (x1, y1 - BOX_HEIGHT / 2))
-            )
-            if side:
-                bend = "arc3,rad=-0.25" if y1 > y0 else "arc3,rad=0.25"
-            arrow = FancyArrowPatch(
-                *ends, arrowstyle="-|>", connectionstyle=bend, mutation_scale=7, color="#6b7785", lw=0.8
-            )
-            axes.add_patch(arrow)
+            (x0, _), (x1, _) = placed.centres[feed], placed.centres[at]
+            skips = placed.layer[at] - placed.layer[feed] > 1
+            if placed.gutters[feed] != placed.gutters[at]:
+                _draw_around(axes, placed, feed, at)
+            elif skips and abs(x1 - x0) < BOX_WIDTH:
+                _draw_beside(axes, placed, feed, at)
+            else:
+                _draw_down(axes, placed, feed, at)
 
 
-def _draw_return(axes: Axes, placed: Placed, feed: int, at: int, skip: bool) -> None:
-    """From the foot of a column to the head of the next: down, up in the gap, in from the side."""
+def _draw_down(axes: Axes, placed: Placed, feed: int, at: int) -> None:
+    """From the foot of a box to the head of one below it."""
     (x0, y0), (x1, y1) = placed.centres[feed], placed.centres[at]
-    gap = x1 - STEP_X / 2 - COLUMN_GAP / 2 * (0.7 if skip else 1.0)
-    corners = [(x0 + BOX_WIDTH / 2, y0), (gap, y0), (gap, y1), (x1 - BOX_WIDTH / 2, y1)]
-    style = ":" if skip else "-"
-    axes.plot([x for x, _ in corners], [y for _, y in corners], style, color="#9aa5b1", lw=0.9, zorder=0)
-    axes.annotate("", corners[-1], corners[-2], arrowprops={"arrowstyle": "-|>", "color": "#9aa5b1", "lw": 0.9})
+    _arrow(axes, (x0, y0 + BOX_HEIGHT / 2), (x1, y1 - BOX_HEIGHT / 2), 0.0)
+
+
+def _draw_beside(axes: Axes, placed: Placed, feed: int, at: int) -> None:
+    """In a bow past the boxes between the two, from the right side to the right side."""
+    (x0, y0), (x1, y1) = placed.centres[feed], placed.centres[at]
+    _arrow(axes, (x0 + BOX_WIDTH / 2, y0), (x1 + BOX_WIDTH / 2, y1), -0.25)
+
+
+def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], bend: float) -> None:
+    from matplotlib.patches import FancyArrowPatch
+
+    style = f"arc3,rad={bend}"
+    made = FancyArrowPatch(start, end, arrowstyle="-|>", connectionstyle=style, mutation_scale=7, color=LINE, lw=0.8)
+    axes.add_patch(made)
+
+
+def _draw_around(axes: Axes, placed: Placed, feed: int, at: int) -> None:
+    """To another column: between the rows to the gutter left of it, up there, in between the rows again."""
+    (x0, y0), (x1, y1) = placed.centres[feed], placed.centres[at]
+    gutter, lane = placed.gutters[at], STEP_Y / 2
+    # What skips layers besides is drawn apart from the way of the chain itself.
+    if placed.layer[at] - placed.layer[feed] > 1:
+        gutter, lane = gutter + 0.12, lane - 0.04
+    corners = [
+        *((x0, y0 + BOX_HEIGHT / 2), (x0, y0 + lane), (gutter, y0 + lane)),
+        *((gutter, y1 - lane), (x1, y1 - lane), (x1, y1 - BOX_HEIGHT / 2)),
+    ]
+    axes.plot([x for x, _ in corners], [y for _, y in corners], color=LINE_AROUND, lw=0.9, zorder=0)
+    head = {"arrowstyle": "-|>", "color": LINE_AROUND, "lw": 0.9, "shrinkA": 0, "shrinkB": 0}
+    axes.annotate("", corners[-1], corners[-2], arrowprops=head)
 
 
 def _draw_boxes(axes: Axes, fused: FusedModule, placed: Placed, share: Mapping[str, float]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,8 +59,8 @@ def publish_model(tracking_uri: str, store: ObjectStore, publication: Publicatio
     _create_name(tracking, publication.name)
     version = _existing_version(tracking, publication)
     if version is None:
-        model_id = _log_model(tracking, publication)
-        version = _register(tracking, publication, model_id, {"artifact_uri": uri})
+        logged = _log_model(tracking, publication)
+        version = _register(tracking, publication, logged, uri)
     alias, reason = _set_alias(tracking, publication, version, race)
     return PublishedVersion(publication.name, version, alias, publication.mlflow_run_id, uri, reason)
 
@@ -121,8 +120,8 @@ def _existing_version(tracking: Tracking, publication: Publication) -> str | Non
     return tracking.call(f"look for versions of {publication.name!r}", find)
 
 
-def _log_model(tracking: Tracking, publication: Publication) -> str:
-    """Log the model into the parent run; returns its id.
+def _log_model(tracking: Tracking, publication: Publication) -> Any:
+    """Log the model into the parent run; returns MLflow's record of it.
 
     ``mlflow.pyfunc.log_model`` would load the model here to try its example, and with it TVM, and
     would take the run and the server from global state.
@@ -147,7 +146,7 @@ def _log_model(tracking: Tracking, publication: Publication) -> str:
             client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, step=0)])
 
         tracking.call("log the model", upload)
-    return str(logged.model_id)
+    return logged
 
 
 def _save(folder: Path, publication: Publication, logged: Any) -> None:
@@ -193,7 +192,7 @@ def _example(inputs: tuple[TensorSpec, ...]) -> dict[str, NDArray[Any]] | None:
     return arrays if sum(array.size for array in arrays.values()) <= EXAMPLE_ELEMENTS else None
 
 
-def _register(tracking: Tracking, publication: Publication, model_id: str, tags: Mapping[str, str]) -> str:
+def _register(tracking: Tracking, publication: Publication, logged: Any, artifact_uri: str) -> str:
     verdict = publication.verdict
     every = {
         "target": publication.engine.target.key,
@@ -208,15 +207,17 @@ def _register(tracking: Tracking, publication: Publication, model_id: str, tags:
         "onnxruntime_ms": f"{verdict.onnxruntime.median_ms:.6g}",
         "max_abs_error": f"{verdict.max_abs_error:.3g}",
         "verification": f"right on {len(verdict.seeds)} seeded inputs, tolerance {verdict.tolerance}",
-        **tags,
+        "artifact_uri": artifact_uri,
     }
+    # A database's registry looks models:/ up in MLflow's global tracking URI, which may be another.
+    source = f"models:/{logged.model_id}" if tracking.is_server else logged.artifact_location
 
     def create(client: Any) -> str:
         made = client.create_model_version(
             publication.name,
-            source=f"models:/{model_id}",
+            source=source,
             run_id=publication.mlflow_run_id,
-            model_id=model_id,
+            model_id=logged.model_id,
             tags={key: value[:TEXT_LENGTH] for key, value in every.items()},
         )
         return str(made.version)

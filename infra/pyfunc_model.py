@@ -19,10 +19,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-# MLflow warns of each predict() without type hints. It would derive a signature from them, and the
-# model's own one names shapes and dtypes.
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", UserWarning)
+# MLflow warns of each predict() without type hints, whatever the filter says. It would derive a
+# signature from them, and the model's own one names shapes and dtypes.
+with warnings.catch_warnings(record=True):
 
     class TunedModel(PythonModel):
         """Runs the artifact through the loader that lies in it."""

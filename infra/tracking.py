@@ -52,12 +52,16 @@ class Tracking:
     def __init__(self, uri: str) -> None:
         self.uri = uri
 
+    @property
+    def is_server(self) -> bool:
+        """Whether MLflow is behind HTTP; otherwise this process works on its database."""
+        return urlparse(self.uri).scheme in ("http", "https")
+
     def check(self) -> None:
         """Raise TrackingError within about 15 seconds where MLflow cannot be reached or written."""
-        parts = urlparse(self.uri)
-        if parts.scheme in ("http", "https"):
+        if self.is_server:
             self._check_server()
-        elif parts.scheme == "sqlite":
+        elif urlparse(self.uri).scheme == "sqlite":
             self._check_file(Path(self.uri.split("///", 1)[-1]))
         self.call("list experiments", lambda client: client.search_experiments(max_results=1))
 

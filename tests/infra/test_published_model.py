@@ -78,10 +78,12 @@ def first(url: str, name: str, store: ObjectStore, folder: Path) -> PublishedVer
     return publish_model(url, store, publication(url, name, artifact(folder)), Race(latency(2.0)))
 
 
+@pytest.mark.parametrize("service", ["server", "database"])
 def test_a_fresh_process_loads_the_champion_and_predicts(
-    mlflow_url: str, name: str, store: ObjectStore, tmp_path: Path
+    service: str, mlflow_url: str, name: str, store: ObjectStore, tmp_path: Path
 ) -> None:
-    published = first(mlflow_url, name, store, tmp_path / "artifact")
+    uri = mlflow_url if service == "server" else f"sqlite:///{tmp_path}/home/mlflow.db"
+    published = first(uri, name, store, tmp_path / "artifact")
     assert (published.version, published.alias) == ("1", "champion")
     code = f"""
 import sys, numpy as np, mlflow.pyfunc
@@ -111,7 +113,7 @@ print("predicted")
 """
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, "MLFLOW_TRACKING_URI": mlflow_url},
+        env={**os.environ, "MLFLOW_TRACKING_URI": uri},
         cwd=tmp_path,
         capture_output=True,
         text=True,
