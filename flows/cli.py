@@ -155,6 +155,9 @@ def prepare_prefect(debug: bool) -> None:
         **quiet,
     }.items():
         os.environ.setdefault(name, value)
+    # Prefect's server does not make the folder of its database, and then waits for itself in vain.
+    home = Path(os.environ.get("PREFECT_HOME", "~/.prefect")).expanduser()
+    home.mkdir(parents=True, exist_ok=True)
 
 
 def _parameters(**values: object) -> TuneParameters:

@@ -32,9 +32,7 @@ class Settings(BaseSettings):
     experiment: str = Field(default="tunewright", description="MLflow experiment of the tuning runs.")
     s3_endpoint_url: str = Field(
         default="",
-        validation_alias=AliasChoices(
-            "TUNEWRIGHT_S3_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"
-        ),
+        validation_alias=AliasChoices("TUNEWRIGHT_S3_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
         description="S3 endpoint for stores other than AWS.",
     )
     relax_python: Path = Field(
