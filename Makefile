@@ -1,0 +1,62 @@
+# The two commands: `make demo` and `make test`. Both set up .venv first, if need be.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+#: Any Python from 3.11 on: make PYTHON=python3.12 demo
+PYTHON ?= python3
+#: Wall-clock minutes that the demo's tuning run may take.
+DEMO_MINUTES ?= 6
+
+# The demo and `make ui` leave nothing in the home folder, unless the user says where.
+TUNEWRIGHT_HOME ?= $(CURDIR)/.tunewright
+PREFECT_HOME ?= $(TUNEWRIGHT_HOME)/prefect
+
+BIN := .venv/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Without it pip writes thousands of .pyc files nobody may ever import.
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
+
+.PHONY: help venv demo ui check test clean
+
+help: ## list the targets
+	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
+
+venv: .venv/.ready ## set up .venv from the pinned versions
+
+.venv/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Tunewright needs Python 3.11 or later; '$(PYTHON)' is not. Name another: make PYTHON=python3.12 $(or $(MAKECMDGOALS),venv)" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+	  echo "'$(PYTHON)' cannot make virtual environments: install its venv package (Debian: python3-venv)" >&2; exit 1; }
+	@for compiler in g++ gcc clang++ clang; do command -v $$compiler >/dev/null && exit 0; done; \
+	  echo "no C compiler found: install g++ or clang, which links the compiled models" >&2; exit 1
+	@echo "setting up .venv, a few minutes ..." >&2
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(PIP_INSTALL) --editable '.[dev]'
+	@# Only its model files are wanted; its dependencies are heavy and unused.
+	@$(PIP_INSTALL) --no-deps rapidocr-onnxruntime
+	@touch $@
+
+demo: export TUNEWRIGHT_HOME := $(TUNEWRIGHT_HOME)
+demo: export PREFECT_HOME := $(PREFECT_HOME)
+demo: .venv/.ready ## tune a real model (the PP-OCR text recogniser); the last line is JSON
+	@model=$$($(BIN)/python benchmarks/packaged_model.py recogniser); \
+	  $(BIN)/tunewright tune "$$model" --shape x=1,3,48,320 --minutes $(DEMO_MINUTES) --name pp-ocr-recogniser
+
+ui: export TUNEWRIGHT_HOME := $(TUNEWRIGHT_HOME)
+ui: .venv/.ready ## the MLflow UI on what the demo left
+	@$(BIN)/tunewright ui
+
+check: .venv/.ready ## lint, format and types, as CI checks them
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: .venv/.ready ## the tests, on the real parts
+	$(BIN)/python -m pytest
+
+clean: ## remove the environment, caches and what the demo left
+	rm -rf .venv .tunewright .cache .pytest_cache .mypy_cache .ruff_cache build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
