@@ -16,7 +16,7 @@ PREFECT_HOME ?= $(TUNEWRIGHT_HOME)/prefect
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Without it pip writes thousands of .pyc files nobody may ever import.
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install -qq --no-compile --constraint constraints.txt
 
 .PHONY: help venv demo ui check test clean
 
