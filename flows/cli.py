@@ -20,6 +20,18 @@ if TYPE_CHECKING:
     from flows.parameters import TuneParameters
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+#: Services of Prefect's embedded server that a single run has no use for. They poll, and what polls
+#: disturbs measurements. A server of its own, named by PREFECT_API_URL, is not touched by this.
+_IDLE_SERVICES = (
+    "SCHEDULER",
+    "LATE_RUNS",
+    "CANCELLATION_CLEANUP",
+    "PAUSE_EXPIRATIONS",
+    "FOREMAN",
+    "REPOSSESSOR",
+    "TRIGGERS",
+)
+
 console = Console()
 errors = Console(stderr=True)
 
@@ -152,6 +164,7 @@ def prepare_prefect(debug: bool) -> None:
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_LOGGING_EXTRA_LOGGERS": "tunewright",
+        **{f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in _IDLE_SERVICES},
         **quiet,
     }.items():
         os.environ.setdefault(name, value)

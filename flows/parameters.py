@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 DEFAULT_MINUTES = 30.0
 
@@ -23,6 +24,13 @@ class TuneParameters(BaseModel):
     seed: int = 0
     floor_trials: int = Field(default=0, ge=0, description="The least search trials that every task gets.")
     device: str = Field(default="", description="cuda:1, cpu:0-3; by default the first of the target's kind.")
+
+    @field_validator("name")
+    @classmethod
+    def _registrable(cls, name: str) -> str:
+        if name and not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+            raise ValueError("MLflow's registry takes letters, digits, - and _")
+        return name
 
     @model_validator(mode="after")
     def _with_budget(self) -> TuneParameters:

@@ -201,8 +201,8 @@ def _tensors_of_node(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
 
 
 def _registry_name(text: str) -> str:
-    """``text`` with only letters, digits, dash, underscore and dot: safe in file names and registries."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "model"
+    """``text`` with only letters, digits, dash and underscore: safe in file names and registries."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-") or "model"
 
 
 def _from_disk(source: str) -> FetchedModel:

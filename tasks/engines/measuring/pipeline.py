@@ -116,25 +116,33 @@ class Pipeline:
         """Build and time ``jobs``. ``on_start`` hears a key before it is timed, ``on_outcome`` the result."""
         self._waiting.extend(job for job in jobs if job.build)
         self._built.extend(_Built(job, job.run["path"], 0.0) for job in jobs if not job.build)
-        while self._waiting or self._built or self._active():
-            self._start_builds()
-            self._start_run(on_start)
-            for slot in self._ready():
-                outcome = self._finish(slot)
-                if outcome is not None:
-                    on_outcome(outcome)
+        try:
+            while self._waiting or self._built or self._active():
+                self._start_builds()
+                self._start_run(on_start)
+                for slot, answered in self._ready():
+                    outcome = self._finish(slot, answered)
+                    if outcome is not None:
+                        on_outcome(outcome)
+        except BaseException:
+            # Nobody waits for these jobs any more, and the next batch must not meet them.
+            self.drop_waiting()
+            self.close()
+            raise
 
     def drop_waiting(self) -> None:
         """Forget the jobs that have not begun to run; what is in a worker is finished by ``measure``."""
         self._waiting.clear()
-        self._built.clear()
+        while self._built:
+            built = self._built.popleft()
+            if not built.job.keep:
+                Path(built.path).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """End all workers."""
+        """End all workers, and the jobs in them."""
         for slot in (*self._builders, self._runner):
-            if slot.worker is not None:
-                slot.worker.kill()
-                slot.worker = None
+            self._replace(slot)
+            slot.busy = None
 
     def _active(self) -> bool:
         return any(slot.busy for slot in (*self._builders, self._runner))
@@ -174,8 +182,11 @@ class Pipeline:
         now = time.monotonic()
         slot.busy = _Busy(job, now, now + timeout_s)
 
-    def _ready(self) -> list[_Slot]:
-        """Wait until a worker answers, dies, or overstays."""
+    def _ready(self) -> list[tuple[_Slot, bool]]:
+        """Wait until a worker answers, dies, or overstays: those that did, and whether they answered.
+
+        An answer counts however late it is read, since what kept us is not the candidate's fault.
+        """
         busy = [slot for slot in (*self._builders, self._runner) if slot.busy and slot.worker]
         if not busy:
             return []
@@ -185,19 +196,19 @@ class Pipeline:
                 selector.register(slot.worker.socket, selectors.EVENT_READ, slot)
             nearest = min(slot.busy.deadline for slot in busy if slot.busy)
             events = selector.select(max(0.0, nearest - time.monotonic()))
-            ready = [key.data for key, _ in events]
+            answered = [key.data for key, _ in events]
         now = time.monotonic()
-        return ready or [slot for slot in busy if slot.busy and slot.busy.deadline <= now]
+        overdue = [slot for slot in busy if slot not in answered and slot.busy and slot.busy.deadline <= now]
+        return [(slot, True) for slot in answered] + [(slot, False) for slot in overdue]
 
-    def _finish(self, slot: _Slot) -> Outcome | None:
+    def _finish(self, slot: _Slot, answered: bool) -> Outcome | None:
         """Take a worker's answer; an outcome where the job ends with it."""
         assert slot.busy is not None and slot.worker is not None
         busy, slot.busy = slot.busy, None
         building = slot is not self._runner
-        timed_out = time.monotonic() >= busy.deadline
         failure: Failure | None = None
         value: Mapping[str, Any] = {}
-        if timed_out:
+        if not answered:
             what = "built" if building else "finished"
             limit_s = busy.deadline - busy.started
             failure = Failure("build_timeout" if building else "run_timeout", f"not {what} in {limit_s:g} s")

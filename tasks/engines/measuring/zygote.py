@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,9 +57,14 @@ class WorkerDied(Exception):
     """The worker's process ended: the text says how and carries the tail of its stderr."""
 
 
-def die_with_parent() -> None:
-    """Have the kernel kill this process when the one that started it ends, however it ends."""
+def die_with_parent(parent: int = 0) -> None:
+    """Have the kernel kill this process when the one that started it ends, however it ends.
+
+    With ``parent``, its process id, that holds also where it ended before this call.
+    """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent and os.getppid() != parent:
+        os._exit(1)
 
 
 class Worker:
@@ -68,12 +73,16 @@ class Worker:
     def __init__(self, zygote: Zygote, options: WorkerOptions) -> None:
         self._zygote = zygote
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed in kill()
+        self._said_before = 0
+        self._status: int | None = None
         self.socket, theirs = socket.socketpair()
         with theirs:
             self.pid = zygote.fork_worker(options, theirs, self._stderr.fileno())
 
     def submit(self, job: Any) -> None:
         """Hand over ``job`` (pickled). Raises WorkerDied."""
+        # What it wrote about earlier jobs does not explain how it ends in this one.
+        self._said_before = os.fstat(self._stderr.fileno()).st_size
         try:
             send_message(self.socket, job)
         except OSError as error:
@@ -91,16 +100,22 @@ class Worker:
 
     def kill(self) -> None:
         """End the process and forget it."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-        self._zygote.reap(self.pid)
+        # Once reaped, its number may be that of another process.
+        if self._status is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            self._status = self._zygote.reap(self.pid)
         self.socket.close()
         self._stderr.close()
 
     def _obituary(self) -> str:
-        status = self._zygote.reap(self.pid)
-        how = "ended"
-        if os.WIFSIGNALED(status):
+        if self._status is None:
+            self._status = self._zygote.reap(self.pid)
+        status = self._status
+        how = "closed its channel"
+        if status is None:
+            pass
+        elif os.WIFSIGNALED(status):
             how = f"was killed by {signal.Signals(os.WTERMSIG(status)).name}"
         elif os.WIFEXITED(status):
             how = f"exited with status {os.WEXITSTATUS(status)}"
@@ -109,7 +124,7 @@ class Worker:
     def _stderr_tail(self) -> str:
         with contextlib.suppress(ValueError, OSError):
             size = os.fstat(self._stderr.fileno()).st_size
-            start = max(0, size - _TAIL_BYTES)
+            start = max(self._said_before, size - _TAIL_BYTES)
             text = os.pread(self._stderr.fileno(), _TAIL_BYTES, start).decode(errors="replace").strip()
             return f"; its last words: {text}" if text else ""
         return ""
@@ -121,10 +136,13 @@ class Zygote:
     def __init__(self, factories: Mapping[str, HandlerFactory]) -> None:
         """Fork the server; ``factories`` makes a worker's handler by its role."""
         self._control, theirs = socket.socketpair()
+        parent = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
             self._control.close()
-            _serve_forks(theirs, factories)
+            with _no_way_out():
+                die_with_parent(parent)
+                _serve_forks(theirs, factories)
         theirs.close()
 
     def spawn(self, options: WorkerOptions) -> Worker:
@@ -137,13 +155,14 @@ class Zygote:
         send_message(self._control, options)
         return int(receive_message(self._control))
 
-    def reap(self, pid: int) -> int:
-        """The wait status of the worker ``pid``, which is ending."""
+    def reap(self, pid: int) -> int | None:
+        """The wait status of the worker ``pid``, which is ending; None where it does not end."""
         with contextlib.suppress(OSError, EOFError):
             self._control.sendall(b"r")
             send_message(self._control, pid)
-            return int(receive_message(self._control))
-        return 0
+            status: int | None = receive_message(self._control)
+            return status
+        return None
 
     def close(self) -> None:
         """End the server; its workers end with it."""
@@ -178,10 +197,9 @@ def _receive_exactly(channel: socket.socket, length: int) -> bytes:
 
 def _serve_forks(control: socket.socket, factories: Mapping[str, HandlerFactory]) -> None:
     """The server's loop; never returns."""
-    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    statuses: dict[int, int] = {}
+    server = os.getpid()
     while True:
         command, fds, _, _ = socket.recv_fds(control, 1, 2)
         if not command:
@@ -191,36 +209,46 @@ def _serve_forks(control: socket.socket, factories: Mapping[str, HandlerFactory]
             pid = os.fork()
             if pid == 0:
                 control.close()
-                _run_worker(fds[0], fds[1], value, factories)
+                with _no_way_out():
+                    die_with_parent(server)
+                    _run_worker(fds[0], fds[1], value, factories)
             for fd in fds:
                 os.close(fd)
             send_message(control, pid)
         else:
-            send_message(control, _wait_briefly(value, statuses))
+            send_message(control, _wait_briefly(value))
 
 
-def _wait_briefly(pid: int, statuses: dict[int, int], limit_s: float = 5.0) -> int:
-    """The wait status of ``pid``; a worker whose channel closed is about to end."""
+@contextlib.contextmanager
+def _no_way_out() -> Iterator[None]:
+    """End a forked process here: what it raises must not run on in its parent's code."""
+    try:
+        yield
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def _wait_briefly(pid: int, limit_s: float = 5.0) -> int | None:
+    """The wait status of ``pid``, None where it does not end; one whose channel closed is about to."""
     deadline = time.monotonic() + limit_s
-    while pid not in statuses:
+    while True:
         try:
             done, status = os.waitpid(pid, os.WNOHANG)
         except ChildProcessError:
-            return 0
+            return None
         if done:
-            statuses[pid] = status
-        elif time.monotonic() > deadline:
-            return 0
-        else:
-            time.sleep(0.002)
-    return statuses[pid]
+            return status
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(0.002)
 
 
 def _run_worker(
     channel_fd: int, stderr_fd: int, options: WorkerOptions, factories: Mapping[str, HandlerFactory]
 ) -> None:
     """A worker's life; never returns."""
-    die_with_parent()
     os.dup2(stderr_fd, 2)
     # A candidate that prints must not write into the engine's replies.
     os.dup2(stderr_fd, 1)
