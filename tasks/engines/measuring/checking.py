@@ -32,7 +32,7 @@ class GuardedArray:
     """An array between two guard zones that show a write out of bounds."""
 
     def __init__(self, shape: Sequence[int], dtype: str) -> None:
-        kind = np.dtype(dtype)
+        kind = _dtype_of(dtype)
         size_bytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
         self._store = np.full(size_bytes + 2 * _GUARD_BYTES + _ALIGNMENT, _GUARD_VALUE, dtype=np.uint8)
         start = _GUARD_BYTES + (-(self._store.ctypes.data + _GUARD_BYTES) % _ALIGNMENT)
@@ -44,7 +44,7 @@ class GuardedArray:
         """Seeded contents without zeros, infinities or indices that could leave a table."""
         generator = np.random.default_rng(seed)
         kind = self.array.dtype
-        if kind.kind == "f":
+        if kind.name in TOLERANCE:
             self.array[...] = generator.uniform(0.1, 1.0, self.array.shape).astype(kind)
         elif kind.itemsize == 1 and kind.kind in "iu":
             info = np.iinfo(kind.name)
@@ -59,6 +59,16 @@ class GuardedArray:
             raise WrongOutput(f"the candidate wrote outside the buffer of argument {name}")
 
 
+def _dtype_of(name: str) -> np.dtype[np.generic]:
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes  # what numpy itself does not know, bfloat16 first
+
+        known: np.dtype[np.generic] = np.dtype(getattr(ml_dtypes, name))
+        return known
+
+
 def seed_of(name: str) -> int:
     """A seed that depends on ``name`` alone."""
     return zlib.crc32(name.encode())
@@ -67,12 +77,15 @@ def seed_of(name: str) -> int:
 def compare(expected: Sequence[Array], actual: Sequence[Array]) -> None:
     """Raises WrongOutput where ``actual`` is not ``expected`` within the tolerance of its dtype."""
     for index, (want, got) in enumerate(zip(expected, actual)):  # noqa: B905 - Python 3.9 has no strict
-        if want.dtype.kind != "f":
+        if want.dtype.name not in TOLERANCE:
             difference = np.abs(want.astype(np.int64) - got.astype(np.int64))
-            limit = 1.0
+            # Between true and false there is no rounding.
+            limit = 0.0 if want.dtype.kind == "b" else 1.0
         else:
             want64, got64 = want.astype(np.float64), got.astype(np.float64)
-            difference = np.where(np.isnan(want64) & np.isnan(got64), 0.0, np.abs(want64 - got64))
+            same = (want64 == got64) | (np.isnan(want64) & np.isnan(got64))
+            with np.errstate(invalid="ignore"):
+                difference = np.where(same, 0.0, np.abs(want64 - got64))
             finite = np.abs(want64[np.isfinite(want64)])
             limit = TOLERANCE[want.dtype.name] * max(float(finite.max(initial=0.0)), 1e-6)
         worst = float(difference.max(initial=0.0))

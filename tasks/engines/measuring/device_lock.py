@@ -5,6 +5,7 @@ Standard library only, Python 3.10.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -29,11 +30,7 @@ class DeviceLock:
         """Take the device and say who has it. Raises DeviceBusy, which names the holder."""
         if self._fd is not None:
             return
-        mask = os.umask(0)
-        try:
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
-        finally:
-            os.umask(mask)
+        fd = self._open()
         deadline = time.monotonic() + self._wait_s
         while True:
             try:
@@ -48,6 +45,16 @@ class DeviceLock:
         os.ftruncate(fd, 0)
         os.pwrite(fd, json.dumps({"pid": os.getpid(), "holder": holder, "since": time.time()}).encode(), 0)
         self._fd = fd
+
+    def _open(self) -> int:
+        with contextlib.suppress(FileNotFoundError):
+            # Where the kernel protects files in /tmp, O_CREAT on another user's is refused, even to root.
+            return os.open(self.path, os.O_RDWR)
+        mask = os.umask(0)
+        try:
+            return os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+        finally:
+            os.umask(mask)
 
     def release(self) -> None:
         """Give the device back."""
@@ -64,5 +71,5 @@ def _busy_message(device: str, text: str) -> str:
             f"{device} is in use: process {who['pid']} measures on it for {who['holder']} since {since}; "
             "wait for it, or give another device"
         )
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, TypeError):
         return f"{device} is in use by another process; wait for it, or give another device"

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
 from tasks.engines.wire import from_line, to_line
 from tasks.records import TuningRecord
+
+#: ``is_live`` takes the lock for a moment, and that must not end a session.
+_PATIENCE_S = 1.0
 
 
 class Journal:
@@ -24,7 +28,7 @@ class Journal:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock()
             self._heal()
         except OSError:
             os.close(self._fd)
@@ -55,6 +59,16 @@ class Journal:
     ) -> None:
         self.close()
 
+    def _lock(self) -> None:
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                return fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(0.01)
+
     def _heal(self) -> None:
         """Cut off a last line that a crash left half written, lest the next record be glued to it."""
         data = os.pread(self._fd, os.fstat(self._fd).st_size, 0)
@@ -71,7 +85,7 @@ def read_journal(path: str | Path) -> Iterator[TuningRecord]:
                 return
             try:
                 yield from_line(TuningRecord, line)
-            except ValueError:
+            except (ValueError, RecursionError):  # the latter for garbage that is one bracket after another
                 continue
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -163,8 +164,8 @@ def test_two_builders_build_at_the_same_time_and_one_run_at_a_time(tmp_path: Pat
     windows = measure(naps(tmp_path, 6), DISJOINT)["windows"]
 
     builds, runs = sorted(windows["builds"]), sorted(windows["runs"])
-    assert any(later[0] < earlier[1] for earlier, later in zip(builds, builds[1:], strict=False))
-    assert all(later[0] >= earlier[1] for earlier, later in zip(runs, runs[1:], strict=False))
+    assert any(later[0] < earlier[1] for earlier, later in itertools.pairwise(builds))
+    assert all(later[0] >= earlier[1] for earlier, later in itertools.pairwise(runs))
 
 
 def test_what_was_built_is_deleted_after_its_run_unless_it_is_kept(tmp_path: Path) -> None:
