@@ -165,7 +165,8 @@ def test_sigkill_from_outside_is_a_crash_with_what_was_in_flight(start: Start) -
 
 def test_a_record_ends_what_is_in_flight(start: Start) -> None:
     child = start(
-        f"hello(); r = request(); say(event='trial', data={{}}); say(event='record', data={to_plain(samples.record(3))!r})\n"
+        "hello(); r = request(); say(event='trial', data={})\n"
+        f"say(event='record', data={to_plain(samples.record(3))!r})\n"
         "say(event='invented later', data=1)\n"
         "say(id=r['id'], result=dict(session_id='s', phase='search', records=1, failures={}, seconds={}))"
     )
