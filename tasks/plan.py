@@ -20,6 +20,8 @@ _LATER_RATES = (0.20, 0.10, 0.06, 0.04, 0.03)
 #: A task whose best latency fell by less than this share over ``PATIENCE`` sessions is left alone.
 _STALE_GAIN = 0.01
 PATIENCE = 3
+#: What a session may gain of a task that is as fast as anything seen here.
+_LEAST_ROOM = 0.02
 #: A task below this share of the model's latency gets small sessions.
 _LIGHT_SHARE = 0.02
 _SESSION_TRIALS = 16
@@ -137,13 +139,14 @@ def expected_gain_us(state: TaskState, speed: tuple[float, float]) -> float:
     floor_us = _floor_us(state.task, speed)
     room = max(0.0, 1.0 - floor_us / state.best_us)
     searched = len(state.gains)
+    # Even at the demonstrated speed a schedule may be improved; the model's own record is no law.
+    room = max(room, _LEAST_ROOM)
     if searched == 0:
         return state.cost_us * room
     rate = _LATER_RATES[min(searched - 1, len(_LATER_RATES) - 1)]
     if searched > 1:
         rate = 0.5 * rate + 0.5 * 0.5 * state.gains[-1]
-    # Even at the demonstrated speed a schedule may be improved; the model's own record is no law.
-    return state.cost_us * min(rate, max(room, 0.02))
+    return state.cost_us * min(rate, room)
 
 
 def closed_tasks(states: Sequence[TaskState]) -> Mapping[str, str]:
