@@ -7,6 +7,9 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
+from infra.settings import settings
+from tasks.engines.child import ChildOptions
+
 DEFAULT_MINUTES = 30.0
 
 
@@ -24,6 +27,17 @@ class TuneParameters(BaseModel):
     seed: int = 0
     floor_trials: int = Field(default=0, ge=0, description="The least search trials that every task gets.")
     device: str = Field(default="", description="cuda:1, cpu:0-3; by default the first of the target's kind.")
+
+    def child_options(self) -> ChildOptions:
+        """How the engine of this run is started."""
+        config = settings()
+        threads = config.core_count
+        device = self.device or ("cuda:0" if "cuda" in self.target else f"cpu:0-{threads - 1}")
+        return ChildOptions(
+            engine=self.engine, python=str(config.relax_python), target=self.target, device=device,
+            threads=threads, seed=self.seed, start_timeout_s=config.engine_start_timeout_s,
+            step_timeout_s=config.step_timeout_s,
+        )  # fmt: skip
 
     @field_validator("name")
     @classmethod

@@ -1,25 +1,33 @@
-"""Runs flows from the command line: the engine first, since it takes longest to start."""
+"""Runs flows from the command line: what takes longest to start goes first, bad input is found before it."""
 
 from __future__ import annotations
 
+import os
 import tempfile
+import threading
 from pathlib import Path
 
 from rich.console import Console
 
 from flows.parameters import TuneParameters
-from flows.terminal import ProgressBar, show_summary, summary_line
-from flows.tune_model import child_options, observers, tune_model
+from infra.object_store import open_store
 from infra.settings import settings
+from infra.tracking import Tracking
 from tasks.import_model import import_model_file
 from tasks.model_source import fetch
-from tasks.records import FusedModule, TuningSummary, TuningTask
+from tasks.records import FusedModule, ModelFile, TuningSummary, TuningTask
 from tasks.run import close_engines, engine_for
 
 
 def run_in_terminal(parameters: TuneParameters, console: Console) -> TuningSummary:
     """Tune with a progress bar; the table at the end, a line of JSON last."""
-    engine_for(child_options(parameters))
+    engine_for(parameters.child_options())
+    server = _start_prefect()
+    _check(parameters)
+    from flows.terminal import ProgressBar, show_summary, summary_line
+    from flows.tune_model import observers, tune_model
+
+    server.join()
     with ProgressBar(console) as bar:
         observers.append(bar)
         try:
@@ -34,12 +42,52 @@ def run_in_terminal(parameters: TuneParameters, console: Console) -> TuningSumma
 
 def inspect_model(parameters: TuneParameters) -> tuple[FusedModule, tuple[TuningTask, ...]]:
     """Import, fuse and extract without Prefect, MLflow or a store."""
-    engine = engine_for(child_options(parameters))
-    folder = settings().home / "models"
-    folder.mkdir(parents=True, exist_ok=True)
-    model = import_model_file(fetch(parameters.model, folder), parameters.shapes, folder)
-    fused = engine.fuse(engine.import_model(model), parameters.granularity)
+    engine = engine_for(parameters.child_options())
+    fused = engine.fuse(engine.import_model(_import(parameters)), parameters.granularity)
     with tempfile.TemporaryDirectory() as scratch:
         tasks = engine.extract(fused, str(Path(scratch)))
     close_engines()
     return fused, tasks
+
+
+def _start_prefect() -> threading.Thread:
+    """Bring Prefect's embedded server up while other things are done; one that is configured is left alone."""
+
+    def start() -> None:
+        from prefect.client.orchestration import get_client
+
+        with get_client(sync_client=True):
+            pass
+
+    thread = threading.Thread(target=start, daemon=True)
+    thread.start()
+    return thread
+
+
+def _check(parameters: TuneParameters) -> None:
+    """What would end the run later ends it now. Raises what the steps raise."""
+    config = settings()
+    _make_home(config.home)
+    open_store(config.store_url, config.s3_endpoint_url or None).check()
+    _import(parameters)
+    engine_for(parameters.child_options()).describe()
+    Tracking(config.tracking).check()
+
+
+def _make_home(home: Path) -> None:
+    """Raises StoreError."""
+    from tasks.errors import StoreError
+
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"cannot make the folder {home}: {error.strerror}; set TUNEWRIGHT_HOME") from error
+    if not os.access(home, os.W_OK):
+        raise StoreError(f"cannot write to {home}; set TUNEWRIGHT_HOME to a folder that you can write to")
+
+
+def _import(parameters: TuneParameters) -> ModelFile:
+    """The model, fetched and normalised; the flow's own import finds it done."""
+    folder = settings().home / "models"
+    folder.mkdir(parents=True, exist_ok=True)
+    return import_model_file(fetch(parameters.model, folder), parameters.shapes, folder)

@@ -18,6 +18,8 @@ _STEPS = {
     "import": "importing",
     "fuse": "fusing",
     "extract": "extracting tasks",
+    "default": "measuring the default schedules of",
+    "confirm": "measuring the best again",
     "wait": "waiting for the device",
     "tune": "tuning",
     "build": "building",

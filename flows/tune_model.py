@@ -18,7 +18,6 @@ from infra.run_log import RunLog
 from infra.settings import settings
 from tasks import plan
 from tasks.build import build_tuned, build_untuned
-from tasks.engines.child import ChildOptions
 from tasks.errors import TunewrightError
 from tasks.fuse import extract, fuse, translate
 from tasks.import_step import import_step
@@ -75,18 +74,6 @@ def new_run_id(model: str) -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}-{short_hash(model, now, length=6)}"
 
 
-def child_options(parameters: TuneParameters) -> ChildOptions:
-    """How the engine of a run is started."""
-    config = settings()
-    threads = config.core_count
-    device = parameters.device or ("cuda:0" if "cuda" in parameters.target else f"cpu:0-{threads - 1}")
-    return ChildOptions(
-        engine=parameters.engine, python=str(config.relax_python), target=parameters.target, device=device,
-        threads=threads, seed=parameters.seed, start_timeout_s=config.engine_start_timeout_s,
-        step_timeout_s=config.step_timeout_s,
-    )  # fmt: skip
-
-
 #: Who is told of a run's progress; the command line puts its progress bar here.
 observers: list[Callable[[Progress], None]] = []
 
@@ -102,7 +89,7 @@ def open_run(parameters: TuneParameters, run_id: str) -> TuningRun:
             observer(progress)
 
     run = TuningRun(
-        run_id=run_id, options=child_options(parameters), home=config.home, store=store,
+        run_id=run_id, options=parameters.child_options(), home=config.home, store=store,
         measure=MeasureSettings(), seed=parameters.seed, observer=tell,
     )  # fmt: skip
     _ = run.engine  # it starts while the model is fetched and normalised

@@ -118,6 +118,7 @@ class TuningRun:
     tasks: tuple[TuningTask, ...] = ()
     exhausted: set[str] = field(default_factory=set)
     sessions: int = 0
+    search_s: float = 0.0
     pending: list[Path] = field(default_factory=list)
     unlogged: set[str] = field(default_factory=set)
     seconds: dict[str, float] = field(default_factory=dict)

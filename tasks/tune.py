@@ -33,6 +33,10 @@ _DEATHS = 2
 #: Candidates of each task that are measured again at the end.
 _CONFIRMED = 3
 _BUSY_POLL_S = 2.0
+#: A time budget that is left with fewer trials than these is spent.
+_WORTHWHILE_TRIALS = 4
+#: Seconds a trial, search included, before this run has a pace of its own.
+_FIRST_PACE_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ def measure_defaults(run_id: str) -> SessionResult:
     tasks = [t for t in run.tasks if all(record.schedule for record in run.book.of(t.workload_key))]
     result = SessionResult("", "default", 0, {}, {})
     if tasks:
+        run.observer(Progress("default", message=f"{len(tasks)} tasks"))
         result = run_session(run, _session(run, "default", tasks, "the default schedule comes first"))
     for tuning_task in run.tasks:
         run.log_task(tuning_task)
@@ -64,7 +69,9 @@ def measure_defaults(run_id: str) -> SessionResult:
 def search_session(run_id: str, name: str, session: Session) -> SessionResult:
     """One session of one task."""
     run = run_of(run_id)
+    started = time.monotonic()
     result = run_session(run, session)
+    run.search_s += time.monotonic() - started
     if result.exhausted:
         run.exhausted.add(session.task.workload_key)
     run.log_task(session.task)
@@ -77,6 +84,7 @@ def confirm(run_id: str) -> dict[str, int]:
     """Measure the best few of each searched task again, taking turns; how often the winner changed."""
     run = run_of(run_id)
     counts = {"confirmed": 0, "changed": 0}
+    run.observer(Progress("confirm"))
     for tuning_task in run.tasks:
         records = run.book.of(tuning_task.workload_key)
         if not _needs_confirmation(records, run.run_id):
@@ -100,16 +108,26 @@ def plan_session(run_id: str, budget: Budget) -> tuple[Session | None, str]:
             f"every trial of {len(searched)} tasks failed alike ({searched[0].failing}): "
             f"{_last_failure(run)}; the set-up is broken, run 'tunewright doctor'"
         )
-    if budget.stop_at is not None and time.time() >= budget.stop_at:
-        return None, "the time budget is spent"
     spent = searched_trials(run)
-    left = None if budget.trials is None else budget.trials - spent
+    left = _trials_left(run, budget, spent)
+    if budget.stop_at is not None and left is not None and left < _WORTHWHILE_TRIALS:
+        return None, "the time budget is spent"
     decision = plan.next_session(states, plan.Limits(left, budget.floor_trials))
     show_progress(run, states, budget)
     if decision.task is None:
         return None, decision.reason
     session = _session(run, "search", [decision.task], decision.reason, decision.trials)
     return replace(session, stop_at=budget.stop_at), decision.reason
+
+
+def _trials_left(run: TuningRun, budget: Budget, spent: int) -> int | None:
+    """What both budgets still allow, the time counted in trials of this run's own pace; None: no limit."""
+    left = None if budget.trials is None else budget.trials - spent
+    if budget.stop_at is None:
+        return left
+    pace_s = run.search_s / spent if spent else _FIRST_PACE_S
+    in_time = int((budget.stop_at - time.time()) / pace_s)
+    return max(0, in_time if left is None else min(left, in_time))
 
 
 def searched_trials(run: TuningRun) -> int:

@@ -10,7 +10,7 @@ from onnx import helper, numpy_helper
 
 from benchmarks.packaged_model import MODEL_NAMES, packaged_model, packaged_shapes
 
-__all__ = ["MODEL_NAMES", "matmul_model", "packaged_model", "packaged_shapes", "save_with_external_data"]
+__all__ = ["MODEL_NAMES", "conv_model", "matmul_model", "packaged_model", "packaged_shapes", "save_with_external_data"]
 
 
 def matmul_model(*, opset: int = 13, rows: int | str = "N", seed: int = 0) -> onnx.ModelProto:
@@ -24,6 +24,27 @@ def matmul_model(*, opset: int = 13, rows: int | str = "N", seed: int = 0) -> on
         [numpy_helper.from_array(weight, "w")],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def conv_model(seed: int = 0, size: int = 28) -> onnx.ModelProto:
+    """Two convs with bias and relu on x (1, 8, size, size), float32: two tuning tasks, seconds to tune."""
+    random = np.random.default_rng(seed)
+    w0 = (random.standard_normal((16, 8, 3, 3)) / 8).astype(np.float32)
+    w1 = (random.standard_normal((8, 16, 1, 1)) / 4).astype(np.float32)
+    nodes = [
+        helper.make_node("Conv", ["x", "w0", "b0"], ["c0"], name="conv0", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c0"], ["r0"], name="relu0"),
+        helper.make_node("Conv", ["r0", "w1", "b1"], ["c1"], name="conv1"),
+        helper.make_node("Relu", ["c1"], ["y"], name="relu1"),
+    ]
+    weights = {"w0": w0, "b0": w0[:, 0, 0, 0], "w1": w1, "b1": w1[:, 0, 0, 0]}
+    shape = [1, 8, size, size]
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes, "convs", [value("x", onnx.TensorProto.FLOAT, shape)], [value("y", onnx.TensorProto.FLOAT, shape)],
+        [numpy_helper.from_array(np.ascontiguousarray(array), name) for name, array in weights.items()],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
 
 
 def save_with_external_data(model: onnx.ModelProto, path: Path, location: str = "weights.bin") -> Path:

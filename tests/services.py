@@ -70,11 +70,26 @@ def mlflow_server(folder: Path, start_timeout_s: float = 120.0) -> Iterator[str]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MLFLOW_")}
     with (folder / "mlflow.log").open("wb") as log:
         # A group of its own: the server starts workers, and all must end with the test.
-        process = subprocess.Popen(
-            command, stdout=log, stderr=log, env=environment, cwd=folder, start_new_session=True
-        )
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=folder, start_new_session=True)
     try:
-        _wait_until_healthy(url, process, folder / "mlflow.log", start_timeout_s)
+        _wait_until_healthy(f"{url}/health", process, folder / "mlflow.log", start_timeout_s)
+        yield url
+    finally:
+        _end_group(process)
+
+
+@contextmanager
+def prefect_server(folder: Path, start_timeout_s: float = 180.0) -> Iterator[str]:
+    """A Prefect server on SQLite, everything below ``folder``; yields its API's URL."""
+    port = free_port()
+    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
+    environment |= {"PREFECT_HOME": str(folder), "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
+    with (folder / "prefect.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=folder, start_new_session=True)
+    try:
+        url = f"http://127.0.0.1:{port}/api"
+        _wait_until_healthy(f"{url}/health", process, folder / "prefect.log", start_timeout_s)
         yield url
     finally:
         _end_group(process)
@@ -83,10 +98,10 @@ def mlflow_server(folder: Path, start_timeout_s: float = 120.0) -> Iterator[str]
 def _wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline and process.poll() is None:
-        with suppress(urllib.error.URLError, OSError), urllib.request.urlopen(f"{url}/health", timeout=2):
+        with suppress(urllib.error.URLError, OSError), urllib.request.urlopen(url, timeout=2):
             return
         time.sleep(0.3)
-    raise RuntimeError(f"MLflow server did not start within {timeout_s} s:\n{log.read_text()[-2000:]}")
+    raise RuntimeError(f"no answer from {url} within {timeout_s} s:\n{log.read_text()[-2000:]}")
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:

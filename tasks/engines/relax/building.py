@@ -6,45 +6,67 @@ import dataclasses
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tvm
 from tvm import relax
+from tvm.relax import vm_build
 from tvm.relax.backend.cpu_generic import pipeline as generic_pipeline
 from tvm.s_tir import Schedule
 from tvm.s_tir.meta_schedule.trace_apply import schedule_using_anchor_trace
 
 from tasks.engines.interface import BuildRequest
 from tasks.engines.relax import loader
-from tasks.engines.relax.search import default_schedule, replay
+from tasks.engines.relax.candidates import BUILD_CONFIG, describe_failure, kernel_symbol
+from tasks.engines.relax.search import DEFAULT_KEY, default_schedule, replay
 from tasks.engines.relax.subgraphs import as_workload, prim_funcs, structural_key
 from tasks.engines.wire import to_plain
 from tasks.errors import EngineError
 from tasks.records import Artifact, FusedSubgraph, SubgraphChoice, TuningRecord
 
 MANIFEST_VERSION = 1
+#: What TVM puts before the name of a function in a library.
+_PREFIX = "__tvm_ffi_"
+_NOTHING = "tunewright_nothing"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A scheduled subgraph: its workload and candidate keys name the object file it is compiled to."""
+
+    workload_key: str
+    candidate_key: str
+    func: Any
 
 
 @dataclass(frozen=True)
 class Material:
-    """What is compiled: the module after fusion, its workloads by key, the TVM target."""
+    """What is compiled: the module after fusion, its workloads by key, the TVM target.
+
+    ``compile_kernels`` gives the object file of each kernel, which defines ``kernel_symbol(workload_key)``;
+    what was measured in this process is there already. None where the target has no object files.
+    """
 
     lowered: Any
     workloads: Mapping[str, Any]
     target: Any
+    compile_kernels: Callable[[Sequence[Kernel]], Mapping[str, str]] | None
 
 
 def build(request: BuildRequest, material: Material) -> Artifact:
     """Compile the fused module into ``request.out_dir``. Raises EngineError."""
-    target = material.target
-    replaced, choices = _schedule_kernels(request, material)
-    executable = _compile(replaced, target)
+    kernels, choices = _choose_kernels(request, material)
     out = Path(request.out_dir)
     out.mkdir(parents=True, exist_ok=True)
-    executable.export_library(str(out / "model.so"))
+    try:
+        _compile(material, kernels, str(out / "model.so"))
+    except EngineError:
+        raise
+    except Exception as error:
+        raise EngineError(f"TVM cannot build the model: {describe_failure(error)}") from error
     shutil.copyfile(str(loader.__file__), out / "loader.py")
     manifest = _manifest(request, choices)
     (out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
@@ -53,23 +75,25 @@ def build(request: BuildRequest, material: Material) -> Artifact:
     return Artifact(str(out), digest, size, request.tuned, choices)
 
 
-def _schedule_kernels(request: BuildRequest, material: Material) -> tuple[Any, tuple[SubgraphChoice, ...]]:
-    """The module with every kernel scheduled, and which record each subgraph got."""
+def _choose_kernels(request: BuildRequest, material: Material) -> tuple[dict[str, Kernel], tuple[SubgraphChoice, ...]]:
+    """The scheduled kernel of each function that is called, by its name, and where each came from."""
     by_key = {subgraph.workload_key: subgraph for subgraph in request.fused.subgraphs}
     choices: dict[str, SubgraphChoice] = {}
-    scheduled: dict[str, Any] = {}
-    mod = tvm.IRModule(dict(material.lowered.functions_items()), attrs=material.lowered.attrs)
-    for name, func in prim_funcs(mod).items():
-        workload = as_workload(func)
-        key = structural_key(workload)
+    scheduled: dict[str, Kernel] = {}
+    kernels: dict[str, Kernel] = {}
+    for name, func in prim_funcs(material.lowered).items():
+        key = structural_key(as_workload(func))
         subgraph = by_key.get(key)
         if subgraph is None:
             continue  # nothing calls it
         if key not in scheduled:
-            scheduled[key], choices[key] = _schedule_one(request, material, subgraph)
-        # The function keeps its own name and linkage; only its body is the scheduled one.
-        mod.update_func(mod.get_global_var(name), scheduled[key].with_attr("global_symbol", name))
-    return mod, tuple(choices.values())
+            body, choices[key] = _schedule_one(request, material, subgraph)
+            candidate = choices[key].candidate_key or DEFAULT_KEY
+            if request.fused.granularity == "operator" and candidate != DEFAULT_KEY:
+                candidate = f"anchor-{candidate}"  # the trace of another workload makes another kernel
+            scheduled[key] = Kernel(key, candidate, body)
+        kernels[name] = scheduled[key]
+    return kernels, tuple(choices.values())
 
 
 def _schedule_one(request: BuildRequest, material: Material, subgraph: FusedSubgraph) -> tuple[Any, SubgraphChoice]:
@@ -104,18 +128,53 @@ def _replay(record: TuningRecord, key: str, tuned_key: str, material: Material) 
     return schedule.mod["main"]
 
 
-def _compile(mod: Any, target: Any) -> Any:
-    passes = [
-        *generic_pipeline.dataflow_lower_passes(target),
-        *generic_pipeline.finalize_passes(target),
-    ]
-    pipeline = tvm.transform.Sequential(passes)
-    try:
-        with tvm.transform.PassContext(opt_level=3):
-            return relax.build(mod, target=target, relax_pipeline=pipeline)
-    except Exception as error:
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        raise EngineError(f"TVM cannot build the model: {(lines or ['no message'])[-1][:400]}") from error
+def _compile(material: Material, kernels: Mapping[str, Kernel], path: str) -> None:
+    """Write the library: the executable for TVM's virtual machine and all kernels."""
+    target = material.target
+    mod = tvm.IRModule(dict(material.lowered.functions_items()), attrs=material.lowered.attrs)
+    for name, kernel in kernels.items():
+        # The function keeps its own name and linkage; only its body is the scheduled one.
+        mod.update_func(mod.get_global_var(name), kernel.func.with_attr("global_symbol", name))
+    lower = tvm.transform.Sequential(
+        [*generic_pipeline.dataflow_lower_passes(target), *generic_pipeline.finalize_passes(target)]
+    )
+    with tvm.transform.PassContext(opt_level=3, config=BUILD_CONFIG):
+        if material.compile_kernels is None:
+            relax.build(mod, target=target, relax_pipeline=lower).export_library(path)
+            return
+        distinct = {kernel.workload_key: kernel for kernel in kernels.values()}
+        objects = material.compile_kernels(tuple(distinct.values()))
+        aliases = {name: kernel_symbol(kernel.workload_key) for name, kernel in kernels.items()}
+        with target:
+            lowered = lower(mod)
+        _link(lowered, target, aliases).export_library(
+            path,
+            addons=sorted(objects.values()),
+            options=[f"-Wl,--defsym={_PREFIX}{name}={_PREFIX}{symbol}" for name, symbol in aliases.items()],
+        )
+
+
+def _link(lowered: Any, target: Any, aliases: Mapping[str, str]) -> Any:
+    """An executable without the kernels that ``aliases`` names: those are linked from their objects.
+
+    What was measured is so what runs, to the last instruction, and nothing is compiled twice.
+    """
+    constants = dict(lowered.attrs or {}).get("const_name_to_constant", {})
+    builder = relax.ExecBuilder()
+    functions = dict(vm_build._vmcodegen(builder, lowered, "bytecode").functions_items())
+    rest = {var: func for var, func in functions.items() if var.name_hint not in aliases}
+    if not rest:  # TVM exports a library only where there is something in it
+        rest = {_NOTHING: _nothing()}
+    return vm_build._vmlink(
+        builder=builder, target=target, tir_mod=tvm.IRModule(rest), tir_pipeline="default",
+        ext_libs=[], params=dict(constants), system_lib=None,
+    )  # fmt: skip
+
+
+def _nothing() -> Any:
+    """A function that does nothing."""
+    body = tvm.tirx.Evaluate(tvm.tirx.const(0, "int32"))
+    return tvm.tirx.PrimFunc([], body).with_attr("global_symbol", _NOTHING)
 
 
 def _manifest(request: BuildRequest, choices: Sequence[SubgraphChoice]) -> dict[str, Any]:

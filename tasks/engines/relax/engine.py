@@ -8,7 +8,7 @@ import platform
 import socket
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,12 +18,12 @@ import tvm
 
 from tasks.engines.interface import BuildRequest, ExecutionRequest
 from tasks.engines.measuring.device_lock import DeviceLock
-from tasks.engines.measuring.pipeline import Pipeline, Placement
+from tasks.engines.measuring.pipeline import Job, Outcome, Pipeline, Placement
 from tasks.engines.measuring.zygote import Worker, WorkerDied, WorkerError, WorkerOptions, Zygote
 from tasks.engines.relax import building, frontend, targets
 from tasks.engines.relax.cost_model import Samples, XgbCostModel
 from tasks.engines.relax.search import TaskSearch
-from tasks.engines.relax.session import SessionRunner, Surroundings
+from tasks.engines.relax.session import SessionRunner, Surroundings, build_part, built_object
 from tasks.engines.relax.subgraphs import Inventory, take_inventory
 from tasks.errors import EngineError, TargetError
 from tasks.records import (
@@ -122,7 +122,9 @@ class RelaxEngine:
 
     def build(self, request: BuildRequest) -> Artifact:
         fused, inventory = self._inventory(request.fused.imported)
-        return building.build(request, building.Material(fused.lowered, inventory.workloads, self._tvm_target))
+        compile_kernels = self._compile_kernels if self._target.kind == "llvm" else None
+        material = building.Material(fused.lowered, inventory.workloads, self._tvm_target, compile_kernels)
+        return building.build(request, material)
 
     def execute(self, request: ExecutionRequest) -> Latency:
         self._require_device()
@@ -144,6 +146,32 @@ class RelaxEngine:
         except (WorkerError, WorkerDied) as error:
             self._executors.pop(folder).kill()
             raise EngineError(f"the artifact in {folder} does not run: {error}") from error
+
+    def _compile_kernels(self, kernels: Sequence[building.Kernel]) -> dict[str, str]:
+        """Object files by workload key: those that were measured and kept, the others compiled in parallel."""
+        around = self._surroundings()
+        objects: dict[str, str] = {}
+        jobs = []
+        for kernel in kernels:
+            path = built_object(around, kernel.workload_key, kernel.candidate_key)
+            if path:
+                objects[kernel.workload_key] = path
+                continue
+            mod = tvm.IRModule({"main": kernel.func})
+            part = build_part(mod, around, kernel.workload_key, kernel.candidate_key)
+            jobs.append(Job(kernel.workload_key, part, {}))
+        failed: list[Outcome] = []
+
+        def on_outcome(outcome: Outcome) -> None:
+            objects[outcome.key] = outcome.path
+            if outcome.failure is not None:
+                failed.append(outcome)
+
+        settings = self._pipeline[0] if self._pipeline else MeasureSettings()
+        self._pipeline_for(settings).measure(jobs, lambda _: None, on_outcome)
+        if failed and failed[0].failure:
+            raise EngineError(f"the kernel {failed[0].key} cannot be built: {failed[0].failure.message}")
+        return objects
 
     def close(self) -> None:
         """Ends all workers and gives the device back."""

@@ -27,6 +27,8 @@ _EMPTY_ROUNDS = 3
 #: Candidates a round of search proposes; a session's trials are measured in such batches.
 BATCH = 16
 _ENDLESS = 10**6
+#: The candidate key of a workload's default schedule.
+DEFAULT_KEY = "default"
 
 
 @dataclass(frozen=True)

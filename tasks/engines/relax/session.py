@@ -14,7 +14,8 @@ import tvm
 from tasks.engines.interface import best_first
 from tasks.engines.measuring.journal import Journal, read_journal
 from tasks.engines.measuring.pipeline import Job, Outcome, Pipeline
-from tasks.engines.relax.search import BATCH, Candidate, TaskSearch, default_schedule, replay
+from tasks.engines.relax.candidates import kernel_symbol
+from tasks.engines.relax.search import BATCH, DEFAULT_KEY, Candidate, TaskSearch, default_schedule, replay
 from tasks.engines.relax.subgraphs import arguments
 from tasks.errors import StoreError
 from tasks.records import (
@@ -27,8 +28,6 @@ from tasks.records import (
     short_hash,
 )
 
-#: The candidate key of a workload's default schedule.
-DEFAULT_KEY = "default"
 #: How often the best candidates are timed again in a confirmation, taking turns.
 _CONFIRM_ROUNDS = 3
 
@@ -158,15 +157,16 @@ class SessionRunner:
                 skipped += 1
                 continue
             candidates.append(Candidate(record.candidate_key, record.schedule, schedule.mod, None, None))
-            stem = f"{session.task.workload_key}-{record.candidate_key}-confirm"
-            builds.append(Job(record.candidate_key, self._build_part(schedule.mod, stem), {}))
+            build = self._build_part(schedule.mod, session.task.workload_key, record.candidate_key)
+            builds.append(Job(record.candidate_key, build, {}))
         merged: dict[str, list[Outcome]] = {}
         self._pipeline.measure(builds, _ignore, lambda built: merged.__setitem__(built.key, [built]))
         run = self._run_part(session, session.task, search.args, 0.0)
-        for index in range(_CONFIRM_ROUNDS):
-            keep = index < _CONFIRM_ROUNDS - 1
+        for _ in range(_CONFIRM_ROUNDS):
             jobs = [
-                Job(key, {}, {**run, "path": built[0].path}, keep) for key, built in merged.items() if built[0].path
+                Job(key, {}, {**run, "path": built[0].path}, keep=True)
+                for key, built in merged.items()
+                if built[0].path
             ]
             self._pipeline.measure(jobs, _ignore, lambda timed: merged[timed.key].append(timed))
         for candidate in candidates:
@@ -234,7 +234,7 @@ class SessionRunner:
     def _job(self, session: Session, search: TaskSearch, candidate: Candidate) -> Job:
         best_us = search.best_us if math.isfinite(search.best_us) else 0.0
         run = self._run_part(session, session.task, search.args, best_us)
-        build = self._build_part(candidate.mod, f"{session.task.workload_key}-{candidate.key}")
+        build = self._build_part(candidate.mod, session.task.workload_key, candidate.key)
         return Job(candidate.key, build, run)
 
     def _default_job(self, session: Session, task: TuningTask) -> Job:
@@ -246,7 +246,7 @@ class SessionRunner:
     def _default_build(self, task: TuningTask) -> tuple[Any, dict[str, Any]]:
         mod = tvm.ir.load_json(Path(task.workload_path).read_text())
         default = default_schedule(mod, self._around.target)
-        return mod, self._build_part(default, f"{task.workload_key}-{DEFAULT_KEY}")
+        return mod, self._build_part(default, task.workload_key, DEFAULT_KEY)
 
     def _build_reference(self, task: TuningTask) -> None:
         """Have the default schedule at hand where an earlier process measured it."""
@@ -263,17 +263,31 @@ class SessionRunner:
             "reference": self._reference(task),
         }
 
-    def _build_part(self, mod: Any, stem: str) -> dict[str, Any]:
-        path = str(self._around.scratch / stem)
-        return {"mod": tvm.ir.save_json(mod), "target": self._around.target_json, "stem": path}
+    def _build_part(self, mod: Any, workload_key: str, candidate_key: str) -> dict[str, Any]:
+        return build_part(mod, self._around, workload_key, candidate_key)
 
     def _reference(self, task: TuningTask) -> str:
         """The built default schedule of ``task``: what it computes is what every candidate must compute."""
-        for suffix in (".o", ".so"):
-            path = self._around.scratch / f"{task.workload_key}-{DEFAULT_KEY}{suffix}"
-            if path.exists():
-                return str(path)
-        return ""
+        return built_object(self._around, task.workload_key, DEFAULT_KEY)
+
+
+def build_part(mod: Any, around: Surroundings, workload_key: str, candidate_key: str) -> dict[str, Any]:
+    """What a builder needs to compile ``mod``, the scheduled workload, to an object in the scratch folder."""
+    return {
+        "mod": tvm.ir.save_json(mod),
+        "symbol": kernel_symbol(workload_key),
+        "target": around.target_json,
+        "stem": str(around.scratch / f"{workload_key}-{candidate_key}"),
+    }
+
+
+def built_object(around: Surroundings, workload_key: str, candidate_key: str) -> str:
+    """The path of a kernel that this process has compiled and kept, or an empty text."""
+    for suffix in (".o", ".so"):
+        path = around.scratch / f"{workload_key}-{candidate_key}{suffix}"
+        if path.exists():
+            return str(path)
+    return ""
 
 
 def _ignore(_: Any) -> None:
