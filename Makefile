@@ -38,8 +38,10 @@ venv: .venv/.ready ## set up .venv from the pinned versions
 	@# Two at a time and without the resolver, which has nothing to decide: this halves the time. Of
 	@# rapidocr-onnxruntime only the model files are wanted, without its dependencies.
 	@sed -e '/^#/d' constraints.txt | xargs -P 2 -n 36 $(PIP_INSTALL) --no-deps
-	@# The resolver adds what another Python or platform needs beside these.
-	@$(PIP_INSTALL) --constraint constraints.txt --editable '.[dev]'
+	@$(PIP_INSTALL) --no-deps --editable .
+	@# Another Python or platform may need packages beside these: then the resolver adds them.
+	@missing=$$($(BIN)/python -m pip check | grep -vE '^(rapidocr-onnxruntime|No broken) ' || true); \
+	  test -z "$$missing" || $(PIP_INSTALL) --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 demo: export TUNEWRIGHT_HOME := $(TUNEWRIGHT_HOME)
