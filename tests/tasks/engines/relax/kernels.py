@@ -54,6 +54,15 @@ def before(a: T.Buffer((4096,), "float32"), b: T.Buffer((4096,), "float32")):
 
 
 @T.prim_func(s_tir=True)
+def spoils_input(a: T.Buffer((4096,), "float32"), b: T.Buffer((4096,), "float32")):
+    # Right, and within bounds; but whoever comes next computes from other numbers.
+    for i in range(4096):
+        b[i] = a[i] * T.float32(2)
+    for i in range(4096):
+        a[i] = T.float32(7)
+
+
+@T.prim_func(s_tir=True)
 def endless(a: T.Buffer((4096,), "float32"), b: T.Buffer((4096,), "float32")):
     for _ in T.serial(T.int64(1 << 44)):
         b[0] = b[0] * T.float32(0.5) + a[0]

@@ -29,10 +29,12 @@ def measure_kernels(names: list[str], folder: str, settings: dict[str, Any]) -> 
     target = targets.resolve("cpu", len(cores)).spec
 
     def build(name: str, stem: str) -> dict[str, Any]:
-        return {"mod": tvm.ir.save_json(kernels.named(name)), "target": target, "stem": str(Path(folder) / stem)}
+        mod = tvm.ir.save_json(kernels.named(name))
+        return {"mod": mod, "symbol": candidates.kernel_symbol("w"), "target": target, "stem": str(Path(folder) / stem)}
 
     outcomes: list[Outcome] = []
     line.measure([Job("reference", build("double", "reference"), {})], lambda _: None, outcomes.append)
+    assert outcomes[0].path, outcomes[0].failure
     run = {
         "workload": "w", "args": [[[4096], "float32"]] * 2, "outputs": 1, "settings": asdict(limits),
         "best_us": 0.0, "reference": outcomes.pop().path,
