@@ -71,7 +71,7 @@ def test_operators_without_converter_are_listed_all_at_once(command: Command, tm
     nodes = [
         helper.make_node("LpNormalization", ["x"], ["a"], name="first"),
         helper.make_node("Det", ["a"], ["b"], name="second"),
-        helper.make_node("LpNormalization", ["x"], ["c"], name="third"),
+        helper.make_node("LpNormalization", ["a"], ["c"], name="third"),
     ]
     graph = helper.make_graph(
         nodes, "unknown", [value("x", onnx.TensorProto.FLOAT, [2, 4, 4])],
