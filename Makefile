@@ -35,7 +35,7 @@ venv: .venv/.ready ## set up .venv from the pinned versions
 	  echo "no C compiler found: install g++ or clang, which links the compiled models" >&2; exit 1
 	@echo "setting up .venv, a few minutes ..." >&2
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@# Two at a time and without the resolver, which has nothing to decide: this halves the time. Of
+	@# Two at a time and without the resolver, which has nothing to decide. Of
 	@# rapidocr-onnxruntime only the model files are wanted, without its dependencies.
 	@sed -e '/^#/d' constraints.txt | xargs -P 2 -n 36 $(PIP_INSTALL) --no-deps
 	@$(PIP_INSTALL) --no-deps --editable .
