@@ -76,9 +76,7 @@ class S3Store:
     def get(self, key: str) -> bytes:
         """See ObjectStore. Raises ObjectMissing, StoreError."""
         name = self._name(key)
-        return self._call(
-            f"read {key}", lambda: self._client.get_object(Bucket=self.bucket, Key=name)["Body"].read()
-        )
+        return self._call(f"read {key}", lambda: self._client.get_object(Bucket=self.bucket, Key=name)["Body"].read())
 
     def exists(self, key: str) -> bool:
         """See ObjectStore. Raises StoreError."""

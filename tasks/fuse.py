@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
@@ -32,6 +34,8 @@ def extract(run_id: str, fused: FusedModule) -> tuple[TuningTask, ...]:
     run.observer(Progress("extract"))
     run.tasks = run.engine.extract(fused, str(run.work_dir / "workloads"))
     assert run.records is not None
+    for tuning_task in run.tasks:
+        run.records.put_workload(tuning_task.workload_key, Path(tuning_task.workload_path).read_bytes())
     recovered = run.recover_journals()
     if recovered:
         run.notes.append(f"{recovered} measurements were recovered from the journals of a run that died")

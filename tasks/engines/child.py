@@ -250,6 +250,8 @@ def _environment(options: ChildOptions) -> dict[str, str]:
         PYTHONUNBUFFERED="1",
         TVM_NUM_THREADS=str(options.threads),
         OMP_NUM_THREADS=str(options.threads),
+        # Threads that spin while they wait would take the cores from what is measured next.
+        OMP_WAIT_POLICY="PASSIVE",
         # A thread of numpy's in the zygote would make its forks unsafe.
         OPENBLAS_NUM_THREADS="1",
     )

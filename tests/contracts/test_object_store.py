@@ -134,9 +134,7 @@ def test_a_folder_comes_back_and_is_sent_once(store: ObjectStore, tmp_path: Path
     assert (back / "manifest.json").read_text() == "{}"
 
 
-def test_half_a_folder_is_not_a_folder_until_the_upload_is_finished(
-    store: ObjectStore, tmp_path: Path
-) -> None:
+def test_half_a_folder_is_not_a_folder_until_the_upload_is_finished(store: ObjectStore, tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "folder")
     store.put_file("artifacts/abc/manifest.json", folder / "manifest.json")
     with pytest.raises(ObjectMissing):
@@ -190,9 +188,7 @@ def test_an_unusable_store_is_one_line_that_says_what_to_do(
     assert "\n" not in str(caught.value)
 
 
-def test_missing_credentials_are_named(
-    s3_endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_missing_credentials_are_named(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")

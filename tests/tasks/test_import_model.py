@@ -97,9 +97,7 @@ def test_tvm_translates_the_normalised_models(tmp_path: Path) -> None:
         "from tvm.relax.frontend.onnx import from_onnx\n"
         "print(json.dumps([len(from_onnx(onnx.load(p))['main'].params) for p in sys.argv[1:]]))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, *paths], capture_output=True, text=True, timeout=300
-    )
+    done = subprocess.run([sys.executable, "-c", program, *paths], capture_output=True, text=True, timeout=300)
 
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout.splitlines()[-1]) == [1, 1]
@@ -206,9 +204,7 @@ def test_operator_unknown_to_onnxruntime_is_one_line(tmp_path: Path) -> None:
 def test_missing_shape_names_input_dimension_and_flag(tmp_path: Path) -> None:
     with pytest.raises(ShapeError) as caught:
         import_file(packaged_model("recogniser"), tmp_path)
-    assert_one_line(
-        caught.value, "input x", "dimension 3 (p2o.DynamicDimension.1)", "--shape x=?,3,?,? with a number"
-    )
+    assert_one_line(caught.value, "input x", "dimension 3 (p2o.DynamicDimension.1)", "--shape x=?,3,?,? with a number")
 
 
 @pytest.mark.parametrize(
@@ -272,9 +268,7 @@ def test_external_data_of_a_constant_in_a_subgraph_is_checked_too(tmp_path: Path
         import_file(saved(model, tmp_path / "m.onnx"), tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("kept_bytes", "says"), [(None, "is missing"), (100, "too short: tensor w ends at byte")]
-)
+@pytest.mark.parametrize(("kept_bytes", "says"), [(None, "is missing"), (100, "too short: tensor w ends at byte")])
 def test_external_data_missing_or_too_short(kept_bytes: int | None, says: str, tmp_path: Path) -> None:
     path = save_with_external_data(matmul_model(rows=1), tmp_path / "m" / "model.onnx")
     data = path.parent / "weights.bin"

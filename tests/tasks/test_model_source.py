@@ -169,9 +169,7 @@ def test_no_such_run_or_path(registry: Registry, tmp_path: Path) -> None:
         assert_one_line(caught.value, source)
 
 
-def test_mlflow_away_is_retried_and_hides_the_password(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_mlflow_away_is_retried_and_hides_the_password(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TUNEWRIGHT_TRACKING_URI", f"http://user:secret@127.0.0.1:{free_port()}")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     settings.cache_clear()
@@ -243,9 +241,7 @@ def test_external_data_outside_the_prefix_is_not_even_asked_for(s3: Any, tmp_pat
     assert not list(tmp_path.rglob("secret.bin"))
 
 
-def test_s3_away_or_without_credentials_is_retried(
-    s3: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_s3_away_or_without_credentials_is_retried(s3: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TUNEWRIGHT_S3_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     settings.cache_clear()
     with pytest.raises(StoreError, match="check endpoint") as caught:
