@@ -32,6 +32,8 @@ logger = logging.getLogger("tunewright")
 _DEATHS = 2
 #: Candidates of each task that are measured again at the end.
 _CONFIRMED = 3
+#: Repeats in each of a confirmation's rounds.
+_CONFIRM_REPEATS = 2
 _BUSY_POLL_S = 2.0
 #: A time budget that is left with fewer trials than these is spent.
 _WORTHWHILE_TRIALS = 4
@@ -91,7 +93,8 @@ def confirm(run_id: str) -> dict[str, int]:
             continue
         counts["confirmed"] += 1
         before = _fastest(records, "search")
-        run_session(run, _session(run, "confirm", [tuning_task], "the best few are measured again", _CONFIRMED))
+        session = _session(run, "confirm", [tuning_task], "the best few are measured again", _CONFIRMED)
+        run_session(run, replace(session, settings=replace(run.measure, repeat=_CONFIRM_REPEATS)))
         after = _fastest(run.book.of(tuning_task.workload_key), "confirm")
         counts["changed"] += bool(before and after and before != after)
         run.log_task(tuning_task)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import selectors
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -30,6 +31,7 @@ from tasks.records import (
     SessionResult,
     TuningRecord,
     TuningTask,
+    short_hash,
 )
 
 T = TypeVar("T")
@@ -153,6 +155,7 @@ class EngineChild:
                 with contextlib.suppress(OSError):
                     pipe.close()
         self._stderr.close()
+        shutil.rmtree(self._scratch, ignore_errors=True)
 
     def stderr_tail(self) -> str:
         """The last lines of the child's log."""
@@ -164,7 +167,9 @@ class EngineChild:
         options = self.options
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
         self._buffer = bytearray()
+        self._scratch = tempfile.mkdtemp(prefix="tunewright-engine-")
         arguments = {
+            "scratch": self._scratch,
             "target": options.target, "device": options.device,
             "threads": options.threads, "seed": options.seed,
         }  # fmt: skip
@@ -188,7 +193,7 @@ class EngineChild:
         try:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: closed at a time limit
             raise self._death(verb) from error
         return self._read_reply(number, self.options.step_timeout_s, on_event, verb)
 
@@ -197,7 +202,7 @@ class EngineChild:
     ) -> Any:
         """Hand events on until the reply ``number`` comes. Each event starts the time limit anew."""
         while True:
-            message = json.loads(self._read_line(time.monotonic() + timeout_s, verb))
+            message = _parse(self._read_line(time.monotonic() + timeout_s, verb))
             if "event" in message:
                 if on_event is not None:
                     on_event(message["event"], message["data"])
@@ -242,6 +247,15 @@ class EngineChild:
         return error
 
 
+def _parse(line: bytes) -> dict[str, Any]:
+    """A message; a line that is none, such as an interpreter's banner, is an empty one."""
+    try:
+        message = json.loads(line)
+    except ValueError:
+        return {}
+    return message if isinstance(message, dict) else {}
+
+
 def _environment(options: ChildOptions) -> dict[str, str]:
     """The child's environment: this one's, with the threads set and our package importable."""
     environment = dict(os.environ)
@@ -250,8 +264,10 @@ def _environment(options: ChildOptions) -> dict[str, str]:
         PYTHONUNBUFFERED="1",
         TVM_NUM_THREADS=str(options.threads),
         OMP_NUM_THREADS=str(options.threads),
-        # Threads that spin while they wait would take the cores from what is measured next.
+        # Threads that spin while they wait take the cores from what is measured next: TVM's do so for
+        # 220 ms after a run, with this count for some milliseconds, longer than between two kernels.
         OMP_WAIT_POLICY="PASSIVE",
+        TVM_THREAD_POOL_SPIN_COUNT="10000",
         # A thread of numpy's in the zygote would make its forks unsafe.
         OPENBLAS_NUM_THREADS="1",
     )
@@ -262,7 +278,7 @@ def _environment(options: ChildOptions) -> dict[str, str]:
 def _package_path() -> Path:
     """A folder that holds our package ``tasks`` and nothing else, for interpreters of another environment."""
     package = Path(tasks.__file__).parent
-    folder = Path(tempfile.gettempdir()) / f"tunewright-path-{os.getuid()}-{abs(hash(str(package)))}"
+    folder = Path(tempfile.gettempdir()) / f"tunewright-path-{os.getuid()}-{short_hash(package)}"
     folder.mkdir(mode=0o700, exist_ok=True)
     link = folder / "tasks"
     if not link.is_symlink() or link.resolve() != package.resolve():

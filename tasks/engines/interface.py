@@ -85,7 +85,12 @@ def best_first(records: Sequence[TuningRecord]) -> tuple[TuningRecord, ...]:
         if known is None or (confirmed, -record.latency_us) > (bool(known[0]), -known[1]):
             latency[record.candidate_key] = (confirmed, record.latency_us, record)
     confirmed_any = any(entry[0] for entry in latency.values())
-    # Where the best few were measured again, only they are comparable: a single lucky timing of
-    # another candidate must not win over a confirmed one.
-    entries = sorted(latency.values(), key=lambda entry: (confirmed_any and not entry[0], entry[1]))
-    return tuple(record for _, _, record in entries)
+
+    def rank(entry: tuple[int, float, TuningRecord]) -> tuple[bool, float]:
+        confirmed, latency_us, record = entry
+        # Where the best few were measured again, only they are comparable: a single lucky timing of
+        # another candidate must not win over a confirmed one. The default schedule is what a build
+        # falls back to, so nothing slower than it may replace it.
+        return confirmed_any and not confirmed and bool(record.schedule), latency_us
+
+    return tuple(record for _, _, record in sorted(latency.values(), key=rank))

@@ -19,6 +19,8 @@ from tasks import errors
 WIRE_VERSION = 1
 
 T = TypeVar("T")
+#: What JSON gives for each plain type; a whole number may stand for a float.
+_PLAIN: dict[Any, tuple[type, ...]] = {str: (str,), int: (int,), float: (int, float), bool: (bool,)}
 _hints: dict[type, dict[str, Any]] = {}
 
 
@@ -85,6 +87,9 @@ def _convert(kind: Any, value: Any) -> Any:
         return {key: _convert(item, part) for key, part in value.items()}
     if dataclasses.is_dataclass(kind):
         return _convert_record(typing.cast(type, kind), value)
+    allowed = _PLAIN.get(kind)
+    if allowed is not None and (not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool)):
+        raise TypeError(f"{value!r} is no {kind.__name__}")
     return value
 
 

@@ -282,7 +282,6 @@ def test_no_trial_is_begun_after_stop_at(sessions: Sessions, search: Heard) -> N
     assert sessions.run(session).records == []
 
 
-@pytest.mark.xfail(strict=True, reason="relax SessionRunner._defaults looks at stop_at only after its first trial")
 def test_no_default_is_begun_after_stop_at(sessions: Sessions, tasks: Sequence[TuningTask]) -> None:
     assert sessions.run(sessions.make("default", tasks[-3:-2], stop_at=time.time() - 1)).records == []
 
@@ -392,9 +391,6 @@ def test_a_confirm_session_times_the_best_again(sessions: Sessions, defaults: He
         assert len(record.measurement.latencies_us) > QUICK.repeat  # several turns
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the relax child goes on without its fork server: EngineError (not retried), for ever after"
-)
 def test_the_death_of_the_fork_server_is_a_crash_of_the_engine(
     engine: EngineChild, sessions: Sessions, defaults: Heard
 ) -> None:
@@ -550,7 +546,6 @@ def test_cuda_without_a_device_compiles_but_does_not_measure(model: ModelFile, t
             child.execute(ExecutionRequest(artifact.path, str(tmp_path / "none.npz"), 1))
 
 
-@pytest.mark.xfail(strict=True, reason="EngineChild.close kills the engine, which never removes its scratch folder")
 def test_an_engine_that_is_closed_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     child = EngineChild(options_for("relax"))

@@ -20,47 +20,68 @@ class DeviceLock:
     """The right to measure on ``device``, for every user of this machine."""
 
     def __init__(self, device: str, wait_s: float = 0.0) -> None:
-        name = device.replace(":", "-").replace("/", "-")
-        self.path = Path(tempfile.gettempdir()) / f"tunewright-device-{name}.lock"
+        """``wait_s``: how long ``acquire`` waits for a device in use."""
+        folder = Path(tempfile.gettempdir())
+        self.paths = tuple(folder / f"tunewright-device-{part}.lock" for part in _parts(device))
         self._device = device
         self._wait_s = wait_s
-        self._fd: int | None = None
+        self._fds: list[int] = []
 
     def acquire(self, holder: str) -> None:
         """Take the device and say who has it. Raises DeviceBusy, which names the holder."""
-        if self._fd is not None:
+        if self._fds:
             return
-        fd = self._open()
         deadline = time.monotonic() + self._wait_s
+        try:
+            for path in self.paths:
+                self._fds.append(self._take(path, deadline))
+        except DeviceBusy:
+            self.release()
+            raise
+        text = json.dumps({"pid": os.getpid(), "holder": holder, "since": time.time()}).encode()
+        for fd in self._fds:
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, text, 0)
+
+    def release(self) -> None:
+        """Give the device back."""
+        while self._fds:
+            os.close(self._fds.pop())
+
+    def _take(self, path: Path, deadline: float) -> int:
+        fd = _open(path)
         while True:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
+                return fd
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     text = os.pread(fd, 4096, 0).decode(errors="replace")
                     os.close(fd)
                     raise DeviceBusy(_busy_message(self._device, text)) from None
                 time.sleep(0.2)
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, json.dumps({"pid": os.getpid(), "holder": holder, "since": time.time()}).encode(), 0)
-        self._fd = fd
 
-    def _open(self) -> int:
-        with contextlib.suppress(FileNotFoundError):
-            # Where the kernel protects files in /tmp, O_CREAT on another user's is refused, even to root.
-            return os.open(self.path, os.O_RDWR)
-        mask = os.umask(0)
-        try:
-            return os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
-        finally:
-            os.umask(mask)
 
-    def release(self) -> None:
-        """Give the device back."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+def _parts(device: str) -> tuple[str, ...]:
+    """What a device consists of: ``cpu:0-3`` is four cores, and another run may want one of them."""
+    kind, _, place = device.partition(":")
+    if kind != "cpu":
+        return (device.replace(":", "-").replace("/", "-"),)
+    first, _, last = place.partition("-")
+    if not first.isdigit():
+        return tuple(f"cpu-{core}" for core in sorted(os.sched_getaffinity(0)))
+    return tuple(f"cpu-{core}" for core in range(int(first), int(last or first) + 1))
+
+
+def _open(path: Path) -> int:
+    with contextlib.suppress(FileNotFoundError):
+        # Where the kernel protects files in /tmp, O_CREAT on another user's is refused, even to root.
+        return os.open(path, os.O_RDWR)
+    mask = os.umask(0)
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    finally:
+        os.umask(mask)
 
 
 def _busy_message(device: str, text: str) -> str:

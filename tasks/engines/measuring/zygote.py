@@ -164,6 +164,12 @@ class Zygote:
             return status
         return None
 
+    def is_alive(self) -> bool:
+        """Can it still fork?"""
+        with contextlib.suppress(ChildProcessError):
+            return os.waitpid(self.pid, os.WNOHANG) == (0, 0)
+        return False
+
     def close(self) -> None:
         """End the server; its workers end with it."""
         self._control.close()

@@ -60,6 +60,7 @@ class _Task:
     guarded: list[GuardedArray]
     tensors: list[Any]
     n_outputs: int
+    inputs: list[np.ndarray[Any, Any]]
     expected: list[np.ndarray[Any, Any]] | None = None
 
 
@@ -101,7 +102,8 @@ class Runner:
                 tensors = [tvm.runtime.from_dlpack(argument.array) for argument in guarded]
             else:
                 tensors = [tvm.runtime.tensor(argument.array, self._device) for argument in guarded]
-            self._task = _Task(job["workload"], guarded, tensors, job["outputs"])
+            inputs = [argument.array.copy() for argument in guarded[: -job["outputs"]]]
+            self._task = _Task(job["workload"], guarded, tensors, job["outputs"], inputs)
         return self._task
 
     def _learn_expected(self, task: _Task, job: Mapping[str, Any]) -> None:
@@ -121,9 +123,18 @@ class Runner:
         self._device.sync()
         spent_us = (time.perf_counter() - start) * 1e6
         self._check_guards(task)
-        if settings.check_output and task.expected is not None:
-            compare(task.expected, self._outputs(task))
+        if settings.check_output:
+            self._check_inputs(task)
+            if task.expected is not None:
+                compare(task.expected, self._outputs(task))
         return spent_us
+
+    def _check_inputs(self, task: _Task) -> None:
+        """A candidate that overwrites its inputs spoils what the next one is given."""
+        for index, before in enumerate(task.inputs):
+            now = task.guarded[index].array if self._on_cpu else task.tensors[index].numpy()
+            if not (now.view(np.uint8) == before.view(np.uint8)).all():
+                raise WrongOutput(f"the candidate overwrote its input {index}")
 
     def _spoil_outputs(self, task: _Task) -> None:
         """Overwrite the outputs, lest a candidate that writes nothing pass for its predecessor."""

@@ -7,7 +7,6 @@ import os
 import platform
 import socket
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -48,11 +47,15 @@ _FLOPS_PER_BYTE = 10.0
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How a child is started: the target as the user names it, the device, threads, a seed."""
+    """How a child is started: the target as the user names it, device, threads, seed.
+
+    ``scratch`` is a folder for built candidates, which the parent removes.
+    """
 
     target: str
     device: str
     threads: int
+    scratch: str
     seed: int = 0
 
 
@@ -64,9 +67,10 @@ class RelaxEngine:
         self._zygote = zygote
         self._target = targets.resolve(options.target, options.threads)
         self._tvm_target = targets.to_tvm(self._target)
-        self._scratch = tempfile.TemporaryDirectory(prefix="tunewright-engine-")
+        self._scratch = Path(options.scratch)
         self._inventories: dict[str, tuple[frontend.Fused, Inventory]] = {}
         self._searches: dict[str, TaskSearch] = {}
+        self._kept: dict[str, list[tuple[float, str]]] = {}
         self._executors: dict[str, Worker] = {}
         self._pipeline: tuple[MeasureSettings, Pipeline] | None = None
         self._model = XgbCostModel(Samples(), options.threads, options.seed)
@@ -117,7 +121,7 @@ class RelaxEngine:
     def tune(self, session: Session, emit: Callable[[str, Any], None], stop: Callable[[], bool]) -> SessionResult:
         self._require_device()
         self._lock.acquire(session.run_id)
-        runner = SessionRunner(self._pipeline_for(session.settings), self._surroundings(), self._search_of)
+        runner = SessionRunner(self._pipeline_for(session.settings), self._surroundings(), self._search_of, self._kept)
         return runner.run(session, emit, stop)
 
     def build(self, request: BuildRequest) -> Artifact:
@@ -146,6 +150,10 @@ class RelaxEngine:
         except (WorkerError, WorkerDied) as error:
             self._executors.pop(folder).kill()
             raise EngineError(f"the artifact in {folder} does not run: {error}") from error
+
+    def is_healthy(self) -> bool:
+        """Is all here that requests need? A child that is not must end, so that it is replaced."""
+        return self._zygote.is_alive()
 
     def _compile_kernels(self, kernels: Sequence[building.Kernel]) -> dict[str, str]:
         """Object files by workload key: those that were measured and kept, the others compiled in parallel."""
@@ -180,7 +188,6 @@ class RelaxEngine:
         for worker in self._executors.values():
             worker.kill()
         self._lock.release()
-        self._scratch.cleanup()
         self._zygote.close()
 
     def _inventory(self, imported: ImportedModule) -> tuple[frontend.Fused, Inventory]:
@@ -239,7 +246,7 @@ class RelaxEngine:
         return Surroundings(
             engine="relax", tvm_version=str(tvm.__version__), target=self._tvm_target,
             target_key=self._target.key, target_json=self._target.spec, device=self._options.device,
-            host=socket.gethostname(), scratch=Path(self._scratch.name),
+            host=socket.gethostname(), scratch=self._scratch,
         )  # fmt: skip
 
 

@@ -30,6 +30,10 @@ from tasks.records import (
 
 #: How often the best candidates are timed again in a confirmation, taking turns.
 _CONFIRM_ROUNDS = 3
+#: Built candidates of a workload that are kept for confirmation and for the artifact.
+_KEPT_OBJECTS = 4
+#: A default schedule within this ratio of the best is confirmed too: noise might have hidden that it wins.
+_NEAR_RATIO = 2.0
 
 
 @dataclass(frozen=True)
@@ -75,10 +79,18 @@ class _Trial:
 class SessionRunner:
     """Runs sessions on one pipeline, one after the other."""
 
-    def __init__(self, pipeline: Pipeline, around: Surroundings, search_of: Callable[[TuningTask], TaskSearch]):
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        around: Surroundings,
+        search_of: Callable[[TuningTask], TaskSearch],
+        kept: dict[str, list[tuple[float, str]]],
+    ) -> None:
+        """``kept``: by workload the latencies and candidate keys whose objects are kept, over all sessions."""
         self._pipeline = pipeline
         self._around = around
         self._search_of = search_of
+        self._kept = kept
 
     def run(self, session: Session, emit: Callable[[str, Any], None], stop: Callable[[], bool]) -> SessionResult:
         """Run ``session``. ``emit`` hears events; ``stop`` asks whether to end after the current trial."""
@@ -104,7 +116,7 @@ class SessionRunner:
         trials: dict[str, _Trial] = {}
         jobs = []
         for task in progress.session.tasks:
-            if task.workload_key not in measured:
+            if task.workload_key not in measured and not self._is_over(progress):
                 trials[task.workload_key] = _Trial(task, DEFAULT_KEY, "", "default")
                 jobs.append(self._default_job(progress.session, task))
         self._measure(progress, jobs, trials)
@@ -141,25 +153,47 @@ class SessionRunner:
                 session.task, candidate.key, candidate.trace, "search", candidate.predicted_us
             )
             jobs.append(self._job(session, search, candidate))
-        return self._measure(progress, jobs, trials)
+        latencies = self._measure(progress, jobs, trials)
+        self._keep_best(session.task.workload_key, latencies)
+        return latencies
+
+    def _keep_best(self, workload_key: str, latencies: dict[str, float | None]) -> None:
+        """Keep the objects of the fastest candidates, which are confirmed and shipped; remove the others."""
+        ranked = self._kept.setdefault(workload_key, [])
+        ranked += [(us, key) for key, us in latencies.items() if us is not None]
+        ranked.sort()
+        failed = [key for key, us in latencies.items() if us is None]
+        for key in [*failed, *(key for _, key in ranked[_KEPT_OBJECTS:])]:
+            path = built_object(self._around, workload_key, key)
+            if path:
+                Path(path).unlink()
+        del ranked[_KEPT_OBJECTS:]
 
     def _confirm(self, progress: _Progress, known: Sequence[TuningRecord]) -> str:
         """Time the best few again, taking turns, so that a slow minute hits all of them alike."""
         session = progress.session
         search = self._search_of(session.task)
-        best = best_first([r for r in known if r.phase != "confirm" and r.schedule])[: session.trials]
+        best = _to_confirm(known, session.trials)
         self._build_reference(session.task)
         candidates, builds, skipped = [], [], 0
+        merged: dict[str, list[Outcome]] = {}
         for record in best:
             try:
-                schedule = replay(search.mod, record.schedule)
+                mod = (
+                    replay(search.mod, record.schedule).mod
+                    if record.schedule
+                    else default_schedule(search.mod, self._around.target)
+                )
             except Exception:
                 skipped += 1
                 continue
-            candidates.append(Candidate(record.candidate_key, record.schedule, schedule.mod, None, None))
-            build = self._build_part(schedule.mod, session.task.workload_key, record.candidate_key)
+            candidates.append(Candidate(record.candidate_key, record.schedule, mod, None, None))
+            path = built_object(self._around, session.task.workload_key, record.candidate_key)
+            if path:
+                merged[record.candidate_key] = [Outcome(record.candidate_key, path=path)]
+                continue
+            build = self._build_part(mod, session.task.workload_key, record.candidate_key)
             builds.append(Job(record.candidate_key, build, {}))
-        merged: dict[str, list[Outcome]] = {}
         self._pipeline.measure(builds, _ignore, lambda built: merged.__setitem__(built.key, [built]))
         run = self._run_part(session, session.task, search.args, 0.0)
         for _ in range(_CONFIRM_ROUNDS):
@@ -235,7 +269,7 @@ class SessionRunner:
         best_us = search.best_us if math.isfinite(search.best_us) else 0.0
         run = self._run_part(session, session.task, search.args, best_us)
         build = self._build_part(candidate.mod, session.task.workload_key, candidate.key)
-        return Job(candidate.key, build, run)
+        return Job(candidate.key, build, run, keep=True)
 
     def _default_job(self, session: Session, task: TuningTask) -> Job:
         mod, build = self._default_build(task)
@@ -288,6 +322,17 @@ def built_object(around: Surroundings, workload_key: str, candidate_key: str) ->
         if path.exists():
             return str(path)
     return ""
+
+
+def _to_confirm(known: Sequence[TuningRecord], count: int) -> tuple[TuningRecord, ...]:
+    """The best ``count`` candidates, and the default schedule where it comes near them."""
+    ranked = best_first([record for record in known if record.phase != "confirm"])
+    chosen = ranked[:count]
+    default = next((record for record in ranked if not record.schedule), None)
+    near = default is not None and (default.latency_us or 0.0) < _NEAR_RATIO * (ranked[0].latency_us or 0.0)
+    if default is not None and near and default not in chosen:
+        return (*chosen, default)
+    return chosen
 
 
 def _ignore(_: Any) -> None:

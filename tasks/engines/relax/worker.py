@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from tasks.engines.interface import BuildRequest, ExecutionRequest
-from tasks.engines.measuring.zygote import Zygote, die_with_parent
+from tasks.engines.measuring.zygote import Zygote
 from tasks.engines.wire import WIRE_VERSION, error_to_plain, from_plain, to_line
 from tasks.errors import EngineError
 from tasks.records import FusedModule, ImportedModule, ModelFile, Session
+
+_PARENT_POLL_S = 0.5
 
 
 class Stop:
@@ -33,7 +38,7 @@ class Stop:
 
 def main() -> None:
     """Serve until stdin closes."""
-    die_with_parent()
+    parent = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what TVM prints must not be taken for a reply
@@ -44,6 +49,8 @@ def main() -> None:
     except BaseException as error:
         replies.write(to_line({"id": 0, "error": error_to_plain(error, traceback.format_exc())}))
         sys.exit(1)
+    # Only now: a thread must not exist when the zygote is forked.
+    threading.Thread(target=_die_with, args=(parent, options["scratch"]), daemon=True).start()
     replies.write(to_line({"id": 0, "result": {"wire": WIRE_VERSION, "info": engine.describe()}}))
     for line in sys.stdin:
         request = json.loads(line)
@@ -57,8 +64,22 @@ def main() -> None:
             replies.write(to_line({"id": request["id"], "result": result}))
         except Exception as error:
             traceback.print_exc()
+            if not engine.is_healthy():
+                sys.exit("the fork server has died")
             replies.write(to_line({"id": request["id"], "error": error_to_plain(error, traceback.format_exc())}))
     engine.close()
+
+
+def _die_with(parent: int, scratch: str) -> None:
+    """End this process and all that it started when its parent has ended, however it ended.
+
+    The kernel's signal for that comes when the *thread* ends that started this process, which may be one
+    of a pool.
+    """
+    while os.getppid() == parent:
+        time.sleep(_PARENT_POLL_S)
+    shutil.rmtree(scratch, ignore_errors=True)
+    os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
 def _start(options: Mapping[str, Any]) -> Any:

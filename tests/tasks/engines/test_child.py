@@ -126,7 +126,6 @@ def test_another_version_of_the_wire(start: Start) -> None:
     assert_one_line(caught.value, "99", str(WIRE_VERSION), "same version")
 
 
-@pytest.mark.xfail(strict=True, reason="child._read_reply lets json's error out for a line that is no message")
 def test_one_that_prints_something_else(start: Start) -> None:
     child = start("print('Welcome to conda!', flush=True); time.sleep(60)")
     with pytest.raises(TunewrightError) as caught:
@@ -221,7 +220,6 @@ def test_events_prolong_the_time_limit(start: Start) -> None:
     assert child.tune(_session(), lambda record: None).session_id == "s"
 
 
-@pytest.mark.xfail(strict=True, reason="child: a call after its time-out finds a closed pipe and raises ValueError")
 def test_a_child_that_was_ended_answers_with_an_engine_error(start: Start) -> None:
     child = start("hello(); request(); time.sleep(60)", step_timeout_s=0.3)
     with pytest.raises(EngineTimeout):
@@ -248,15 +246,11 @@ def start_and_close(python: str) -> str:
     return " ".join(sorted(str(folder) for folder in folders))
 
 
-@pytest.mark.xfail(strict=True, reason="child._package_path names its folder by hash(), which differs in each process")
 def test_one_folder_in_tmp_serves_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     assert in_fresh(start_and_close, "/bin/true") == in_fresh(start_and_close, "/bin/true")
 
 
-@pytest.mark.xfail(
-    strict=True, reason="worker.main: the parent-death signal comes when the thread that started it ends"
-)
 def test_the_child_may_be_started_in_a_thread_that_ends(start: Start) -> None:
     # Prefect runs steps in threads; the kernel's parent-death signal is sent when the *thread* ends.
     program = (

@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import pytest
-
 from tasks.engines.interface import best_first
 from tasks.records import TuningRecord
 from tests.infra import sample_records as samples
@@ -55,11 +53,6 @@ def test_a_failed_confirmation_is_no_confirmation() -> None:
     assert keys(found("a", 10.0), found("b", 11.0), found("a", None, "confirm"), found("b", 11.5, "confirm"))[0] == "b"
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="best_first puts every confirmed candidate before the default, which is never confirmed: a build can end "
-    "slower than untuned (DESIGN.md, decision 6); confirm the default schedule with the others",
-)
 def test_a_confirmed_candidate_slower_than_the_default_does_not_replace_it() -> None:
     records = [found("default", 100.0, "default"), found("a", 90.0), found("a", 120.0, "confirm")]
     assert keys(*records)[0] == "default"

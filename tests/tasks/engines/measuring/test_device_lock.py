@@ -100,7 +100,7 @@ def test_a_refusal_leaves_no_open_file(holder: subprocess.Popen[str]) -> None:
 
 @pytest.mark.parametrize("garbage", ["", "{", "[]", '"text"', "{}", '{"pid": 1, "since": "x", "holder": "h"}'])
 def test_a_lock_file_that_says_nothing_is_still_a_lock(garbage: str, holder: subprocess.Popen[str]) -> None:
-    DeviceLock("cuda:0").path.write_text(garbage)
+    DeviceLock("cuda:0").paths[0].write_text(garbage)
     assert "cuda:0 is in use" in try_to_take("cuda:0")
 
 
