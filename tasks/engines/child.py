@@ -159,6 +159,8 @@ class EngineChild:
 
     def stderr_tail(self) -> str:
         """The last lines of the child's log."""
+        if self._stderr.closed:
+            return ""
         size = os.fstat(self._stderr.fileno()).st_size
         start = max(0, size - _TAIL_BYTES)
         return os.pread(self._stderr.fileno(), _TAIL_BYTES, start).decode(errors="replace").strip()

@@ -380,7 +380,11 @@ def test_a_confirm_session_times_the_best_again(sessions: Sessions, defaults: He
     known = [*defaults.records, *search.records]
     heard = sessions.run(sessions.make("confirm", search.session.tasks, known, trials=2))
 
-    best = [record.candidate_key for record in best_first(search.records)[:2]]
+    ranked = best_first([r for r in known if r.workload_key == search.session.task.workload_key])
+    best = [record.candidate_key for record in ranked[:2]]
+    # The default schedule is confirmed with them where it comes near.
+    near = [r for r in ranked[2:] if not r.schedule and (r.latency_us or 0) < 2 * (ranked[0].latency_us or 0)]
+    best += [record.candidate_key for record in near]
     assert [record.phase for record in heard.records] == ["confirm"] * len(best)
     assert {record.candidate_key for record in heard.records} == set(best)
     by_key = {record.candidate_key: record for record in search.records}

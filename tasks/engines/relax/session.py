@@ -97,7 +97,7 @@ class SessionRunner:
         started = time.monotonic()
         with Journal(session.journal_path) as journal:
             progress = _Progress(session, journal, emit, session.first_trial, stop)
-            known = tuple(read_journal(session.known_path)) if session.known_path else ()
+            known = _known(session)
             note, exhausted = "", False
             if session.phase == "default":
                 self._defaults(progress, {record.workload_key for record in known if not record.schedule})
@@ -322,6 +322,14 @@ def built_object(around: Surroundings, workload_key: str, candidate_key: str) ->
         if path.exists():
             return str(path)
     return ""
+
+
+def _known(session: Session) -> tuple[TuningRecord, ...]:
+    """The records that exist already of the session's tasks."""
+    if not session.known_path:
+        return ()
+    keys = {task.workload_key for task in session.tasks}
+    return tuple(record for record in read_journal(session.known_path) if record.workload_key in keys)
 
 
 def _to_confirm(known: Sequence[TuningRecord], count: int) -> tuple[TuningRecord, ...]:
