@@ -15,6 +15,7 @@ from flows.parameters import TuneParameters
 from infra.object_store import open_store
 from infra.record_store import RecordStore
 from infra.run_log import RunLog
+from infra.sample_store import SampleStore
 from infra.settings import settings
 from tasks import plan
 from tasks.build import build_tuned, build_untuned
@@ -57,12 +58,11 @@ def tune_model(parameters: TuneParameters, run_id: str = "") -> TuningSummary:
         started = time.time()
         untuned = build_untuned(run.run_id, fused)
         _search(run, parameters, build_s=time.time() - started)
-        counts = confirm(run.run_id)
+        run.notes.append(confirm(run.run_id))
         tuned = build_tuned(run.run_id, fused)
         champion = look_up_champion(run.run_id, model.name)
         verification = verify(run.run_id, model, tuned, untuned, champion)
         published = publish(run.run_id, model, tuned, verification.verdict, verification.race)
-        run.notes.append(f"confirmation changed the winner of {counts['changed']} of {counts['confirmed']} tasks")
         summary = _summary(run, fused, verification, published, tuned)
         _finish(run, summary)
     return summary
@@ -127,6 +127,7 @@ def _start_log(run: TuningRun, model: ModelFile, parameters: TuneParameters) -> 
     config = settings()
     info = run.engine.describe()
     run.records = RecordStore(run.store, info.engine, info.tvm_version, info.target.key, config.home / "cache")
+    run.samples = SampleStore(run.store, info, config.home)
     described = {
         **parameters.model_dump(exclude={"shapes"}), "target": info.target.spec, "target_key": info.target.key,
         "threads": info.target.threads, "device": info.device, "model_digest": model.digest,
@@ -165,11 +166,14 @@ def _summary(
 def _finish(run: TuningRun, summary: TuningSummary) -> None:
     """What could not be stored or logged on the way must get there now."""
     run.flush_journals(must=True)
+    assert run.samples is not None
+    run.samples.publish(run.run_id)
     for task in run.tasks:
         if task.workload_key in run.unlogged:
             run.log_task(task, must=True)
     assert run.log is not None
     run.log.log_tables({task.workload_key: run.book.of(task.workload_key) for task in run.tasks})
+    run.log.log_sessions(run.session_log)
     run.log.finish(summary)
 
 

@@ -141,6 +141,16 @@ class RunLog:
             lambda folder: write_parquet(folder / "measurements.parquet", map(rows, in_order.values())),
         )
 
+    def log_sessions(self, sessions: Sequence[Mapping[str, object]]) -> None:
+        """Log the decisions of the run: each session, why it was chosen, what it did with its time."""
+        table = [dict(session) for session in sessions]
+        if table:
+            self._tracking.log_files(
+                self.run_id,
+                lambda folder: write_ui_table(folder / "sessions.json", table),
+                tables=["subgraphs.json", "sessions.json"],
+            )
+
     def finish(self, summary: TuningSummary) -> None:
         """Log the final figures, the report and the pictures, and end all runs as finished."""
         times = subgraph_times(self._logs.values(), summary.artifact.choices)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from tasks.errors import StoreError
 from tasks.records import FusedModule, ImportedModule, ModelFile, TuningTask
-from tasks.run import Progress, run_of
+from tasks.run import Progress, TuningRun, run_of
+
+logger = logging.getLogger("tunewright")
 
 
 @task(cache_policy=NO_CACHE)
@@ -36,8 +40,20 @@ def extract(run_id: str, fused: FusedModule) -> tuple[TuningTask, ...]:
     assert run.records is not None
     for tuning_task in run.tasks:
         run.records.put_workload(tuning_task.workload_key, Path(tuning_task.workload_path).read_bytes())
+    _fetch_samples(run)
     recovered = run.recover_journals()
     if recovered:
         run.notes.append(f"{recovered} measurements were recovered from the journals of a run that died")
     run.book.load(run.records.load([task.workload_key for task in run.tasks]))
     return run.tasks
+
+
+def _fetch_samples(run: TuningRun) -> None:
+    """What other machines and nights have learned; a run can do without it."""
+    assert run.samples is not None
+    try:
+        for run_id in run.samples.unpublished():
+            run.samples.publish(run_id)
+        run.samples.fetch()
+    except StoreError as error:
+        logger.warning("%s; the cost model starts from what is on this machine", error)

@@ -238,7 +238,8 @@ class Session:
 
     Phase ``search`` has one task and runs up to ``trials`` trials of it. Phase ``default`` measures the
     default schedule of each of ``tasks``, phase ``confirm`` the best ``trials`` records of its task
-    again, interleaved. ``known_path`` names a file with the records that exist already, a line each.
+    again, interleaved. ``known_path`` names a file with the records that exist already, a line each;
+    ``samples_dir`` a folder with what the cost model learned before, to which the session adds a file.
     ``stop_at`` is a Unix time after which no trial is begun.
     """
 
@@ -252,6 +253,7 @@ class Session:
     settings: MeasureSettings
     journal_path: str
     known_path: str = ""
+    samples_dir: str = ""
     first_trial: int = 0
     stop_at: float | None = None
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from infra.object_store import ObjectStore
 from infra.record_store import RecordStore
 from infra.run_log import RunLog
+from infra.sample_store import SampleStore
 from tasks.engines.child import ChildOptions, EngineChild
 from tasks.engines.measuring.journal import is_live
 from tasks.engines.wire import to_line
@@ -114,6 +115,7 @@ class TuningRun:
     observer: Callable[[Progress], None]
     started: float = field(default_factory=time.time)
     records: RecordStore | None = None
+    samples: SampleStore | None = None
     log: RunLog | None = None
     tasks: tuple[TuningTask, ...] = ()
     exhausted: set[str] = field(default_factory=set)
@@ -123,6 +125,7 @@ class TuningRun:
     unlogged: set[str] = field(default_factory=set)
     seconds: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    session_log: list[dict[str, object]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.work_dir = self.home / "runs" / self.run_id

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from tasks import plan
+from tasks.engines.interface import best_first
 from tasks.engines.measuring.journal import Journal
 from tasks.errors import DeviceBusy, EngineCrashed, EngineTimeout, TuningFailed
 from tasks.records import (
@@ -82,23 +84,34 @@ def search_session(run_id: str, name: str, session: Session) -> SessionResult:
 
 
 @task(cache_policy=NO_CACHE)
-def confirm(run_id: str) -> dict[str, int]:
-    """Measure the best few of each searched task again, taking turns; how often the winner changed."""
+def confirm(run_id: str) -> str:
+    """Measure the best few of each searched task again, taking turns; how often the winner changed, as text."""
     run = run_of(run_id)
-    counts = {"confirmed": 0, "changed": 0}
+    confirmed, gains = 0, []
     run.observer(Progress("confirm"))
     for tuning_task in run.tasks:
         records = run.book.of(tuning_task.workload_key)
         if not _needs_confirmation(records, run.run_id):
             continue
-        counts["confirmed"] += 1
-        before = _fastest(records, "search")
+        confirmed += 1
+        first = best_first([record for record in records if record.phase != "confirm"])[0].candidate_key
         session = _session(run, "confirm", [tuning_task], "the best few are measured again", _CONFIRMED)
         run_session(run, replace(session, settings=replace(run.measure, repeat=_CONFIRM_REPEATS)))
-        after = _fastest(run.book.of(tuning_task.workload_key), "confirm")
-        counts["changed"] += bool(before and after and before != after)
+        gains += _gain_over(first, run.book.of(tuning_task.workload_key), session.session_id)
         run.log_task(tuning_task)
-    return counts
+    text = f"confirmation changed the winner of {len(gains)} of {confirmed} tasks"
+    if gains:
+        text += f", by {statistics.median(gains):.1%} in the median, {max(gains):.1%} at most"
+    return text
+
+
+def _gain_over(first: str, records: Sequence[TuningRecord], session_id: str) -> list[float]:
+    """By how much the confirmed winner is faster than the candidate that led before, where it is another."""
+    again = {r.candidate_key: r.latency_us for r in records if r.session_id == session_id and r.latency_us}
+    winner = best_first(records)[0].candidate_key
+    if winner == first or first not in again or winner not in again:
+        return []
+    return [1.0 - again[winner] / again[first]]
 
 
 def plan_session(run_id: str, budget: Budget) -> tuple[Session | None, str]:
@@ -175,8 +188,20 @@ def run_session(run: TuningRun, session: Session) -> SessionResult:
             session = _rest_of(run, session)
     for what, seconds in result.seconds.items():
         run.seconds[what] = run.seconds.get(what, 0.0) + seconds
+    run.session_log.append(_session_row(session, result))
     run.flush_journals()
     return result
+
+
+def _session_row(session: Session, result: SessionResult) -> dict[str, object]:
+    """A session's decision, its reason and what came of it, as MLflow's table shows them."""
+    return {
+        "session": session.session_id, "phase": session.phase,
+        "task": session.task.name if len(session.tasks) == 1 else f"{len(session.tasks)} tasks",
+        "reason": session.reason, "trials": result.records, "failed": sum(result.failures.values()),
+        **{f"{what}_s": round(result.seconds.get(what, 0.0), 2) for what in ("search", "build", "run", "total")},
+        "note": result.note,
+    }  # fmt: skip
 
 
 def _rest_of(run: TuningRun, session: Session) -> Session:
@@ -210,6 +235,7 @@ def _session(run: TuningRun, phase: str, tasks: Sequence[TuningTask], reason: st
         seed=int(short_hash(run.seed, session_id, length=7), 16), reason=reason, settings=run.measure,
         journal_path=str(run.journals / f"{session_id}.jsonl"),
         known_path=str(run.book.write(tasks, name)), first_trial=first,
+        samples_dir=str(run.samples.folder) if run.samples else "",
     )  # fmt: skip
 
 
@@ -236,11 +262,6 @@ def _needs_confirmation(records: Sequence[TuningRecord], run_id: str) -> bool:
     """Has this run searched the task, and is there a choice to be made?"""
     searched = [r for r in records if r.phase == "search" and r.latency_us is not None]
     return len(searched) > 1 and any(r.run_id == run_id for r in searched)
-
-
-def _fastest(records: Sequence[TuningRecord], phase: str) -> str:
-    measured = [r for r in records if r.phase == phase and r.latency_us is not None]
-    return min(measured, key=lambda r: r.latency_us or 0.0).candidate_key if measured else ""
 
 
 def _last_failure(run: TuningRun) -> str:

@@ -81,6 +81,15 @@ def test_every_measurement_is_in_the_store_once(service_run: tuple[Command, dict
     assert command.journalled() == 0, "a journal whose records are stored is removed"
 
 
+def test_what_the_cost_model_learned_is_stored(
+    service_run: tuple[Command, dict[str, Any], str], s3_url: str
+) -> None:
+    client = boto3.session.Session().client("s3", endpoint_url=s3_url)
+    listed = client.list_objects_v2(Bucket=BUCKET, Prefix="run/cost-model/relax/")["Contents"]
+    assert listed
+    assert all(entry["Key"].endswith(".npz") for entry in listed)
+
+
 def test_mlflow_has_a_best_latency_curve_for_every_task(
     service_run: tuple[Command, dict[str, Any], str], mlflow_url: str
 ) -> None:
@@ -105,7 +114,7 @@ def test_mlflow_has_a_best_latency_curve_for_every_task(
         searched += len([point for point in every if point.step > 0])
     assert searched == line["trials"]
     artifacts = {file.path for file in client.list_artifacts(parent.info.run_id)}
-    assert {"subgraphs.json", "pictures", "measurements.parquet"} <= artifacts
+    assert {"subgraphs.json", "sessions.json", "pictures", "measurements.parquet"} <= artifacts
 
 
 def test_prefect_shows_the_run_and_its_sessions(

@@ -7,7 +7,9 @@ buffer store, summed over a candidate), from a handful of samples on, and starts
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,24 +26,67 @@ Rows = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class Samples:
-    """Features and latencies of measured candidates by workload; a failed candidate scores 0."""
+    """Features and latencies of measured candidates; a failed candidate scores 0.
+
+    Kept in files, one a session, so that what was learned tonight is known tomorrow, whatever the model.
+    """
 
     def __init__(self) -> None:
         self.features: list[Rows] = []
         self.workloads: list[str] = []
         self.latencies_us: list[float] = []
+        self._keys: dict[tuple[str, str], int] = {}
+        self._loaded: set[str] = set()
+        self._saved = 0
 
-    def add(self, workload: str, features: Rows, latency_us: float) -> None:
-        """One measured candidate; ``latency_us`` is infinite where the trial failed."""
-        if len(features):
+    def add(self, workload: str, candidate: str, features: Rows, latency_us: float) -> None:
+        """One measured candidate, once; ``latency_us`` is infinite where the trial failed."""
+        if len(features) and (workload, candidate) not in self._keys:
+            self._keys[workload, candidate] = len(self.features)
             self.features.append(features)
             self.workloads.append(workload)
             self.latencies_us.append(latency_us)
 
-    def best_us(self, workload: str) -> float:
-        """The lowest latency seen of ``workload``, infinite where none was."""
-        found = [us for key, us in zip(self.workloads, self.latencies_us, strict=True) if key == workload]
-        return min(found, default=float("inf"))
+    def has(self, workload: str, candidate: str) -> bool:
+        """Is this candidate a sample already?"""
+        return (workload, candidate) in self._keys
+
+    def load(self, folder: Path) -> None:
+        """Take in the files of ``folder`` that were not read yet; one that is damaged is left out."""
+        for path in sorted(folder.glob("*.npz")):
+            if path.name in self._loaded:
+                continue
+            self._loaded.add(path.name)
+            try:
+                with np.load(path, allow_pickle=False) as stored:
+                    parts = {name: stored[name] for name in stored.files}
+                pieces = np.split(parts["rows"], np.cumsum(parts["lengths"])[:-1])
+                names = zip(parts["workloads"], parts["candidates"], pieces, parts["latencies_us"], strict=True)
+                for workload, candidate, rows, latency_us in names:
+                    self.add(str(workload), str(candidate), rows, float(latency_us))
+            except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+                continue
+        self._saved = len(self.features)
+
+    def save(self, path: Path) -> None:
+        """Write what came in since the last ``load`` or ``save``."""
+        fresh = self.features[self._saved :]
+        if not fresh:
+            return
+        keys = list(self._keys)[self._saved :]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        with temporary.open("wb") as file:
+            np.savez(
+                file, allow_pickle=False, rows=np.concatenate(fresh),
+                lengths=np.array([len(rows) for rows in fresh]),
+                workloads=np.array([workload for workload, _ in keys]),
+                candidates=np.array([candidate for _, candidate in keys]),
+                latencies_us=np.array(self.latencies_us[self._saved :]),
+            )  # fmt: skip
+        temporary.replace(path)
+        self._loaded.add(path.name)
+        self._saved = len(self.features)
 
     def scores(self) -> np.ndarray[Any, Any]:
         """For each sample the best latency of its workload over its own: 1 is the best."""

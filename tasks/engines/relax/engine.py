@@ -122,7 +122,13 @@ class RelaxEngine:
         self._require_device()
         self._lock.acquire(session.run_id)
         runner = SessionRunner(self._pipeline_for(session.settings), self._surroundings(), self._search_of, self._kept)
-        return runner.run(session, emit, stop)
+        if not session.samples_dir:
+            return runner.run(session, emit, stop)
+        folder = Path(session.samples_dir)
+        self._model.samples.load(folder)
+        result = runner.run(session, emit, stop)
+        self._model.samples.save(folder / f"{session.session_id}.npz")
+        return result
 
     def build(self, request: BuildRequest) -> Artifact:
         fused, inventory = self._inventory(request.fused.imported)

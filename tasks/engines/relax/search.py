@@ -15,7 +15,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule.trace import Trace
 from tvm.target import Target
 
-from tasks.engines.relax.cost_model import MIN_SAMPLES, Samples, XgbCostModel, features_of
+from tasks.engines.relax.cost_model import MIN_SAMPLES, Rows, Samples, XgbCostModel, features_of
 from tasks.engines.relax.subgraphs import arguments, structural_key
 from tasks.errors import EngineError
 from tasks.records import TuningRecord, TuningTask
@@ -81,10 +81,11 @@ class TaskSearch:
         except Exception as error:
             self.skipped.append(f"{record.record_id}: {type(error).__name__}")
             return
-        measure = ms.MeasureCandidate(schedule, ms.arg_info.ArgInfo.from_entry_func(self.mod, True))
         self._commit(schedule.trace, record.latency_us)
-        rows = features_of(self._model.extractor, context, [measure])[0]
-        self._samples.add(self.task.workload_key, rows, record.latency_us or math.inf)
+        if not self._samples.has(self.task.workload_key, record.candidate_key):
+            measure = ms.MeasureCandidate(schedule, ms.arg_info.ArgInfo.from_entry_func(self.mod, True))
+            rows = features_of(self._model.extractor, context, [measure])[0]
+            self._add_sample(record.candidate_key, rows, record.latency_us)
         self.best_us = min(self.best_us, record.latency_us or math.inf)
 
     def propose(self, count: int, seed: int) -> list[Candidate]:
@@ -154,8 +155,11 @@ class TaskSearch:
         rows = features_of(self._model.extractor, context, [candidate.measure for candidate in candidates])
         for candidate, latency_us, features in zip(candidates, latencies_us, rows, strict=True):
             self._commit(candidate.measure.sch.trace, latency_us)
-            self._samples.add(self.task.workload_key, features, latency_us or math.inf)
+            self._add_sample(candidate.key, features, latency_us)
             self.best_us = min(self.best_us, latency_us or math.inf)
+
+    def _add_sample(self, candidate_key: str, rows: Rows, latency_us: float | None) -> None:
+        self._samples.add(self.task.workload_key, candidate_key, rows, latency_us or math.inf)
 
     def _commit(self, trace: Any, latency_us: float | None) -> None:
         if latency_us is not None:

@@ -1,0 +1,69 @@
+"""What the cost model has learned, in the object store: one file a run, merged by reading.
+
+    cost-model/<engine>/<tvm version>/<target key>/<run id>.<hash>.npz
+
+Sessions write files of their own into a local folder; at the end of a run these become one object.
+A file holds ``rows`` (features, one row a buffer store), ``lengths`` (rows of each candidate),
+``workloads``, ``candidates`` and ``latencies_us`` (infinite where the trial failed).
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+
+from infra.object_store import ObjectStore, checked_key
+from tasks.records import EngineInfo, short_hash
+
+PARTS = ("rows", "lengths", "workloads", "candidates", "latencies_us")
+
+
+class SampleStore:
+    """The samples of one engine, TVM version and target; ``folder`` is where the engine reads them."""
+
+    def __init__(self, store: ObjectStore, info: EngineInfo, home: Path) -> None:
+        self._store = store
+        self._prefix = checked_key(f"cost-model/{info.engine}/{info.tvm_version}/{info.target.key}")
+        self.folder = home / "samples" / info.engine / info.tvm_version / info.target.key
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def fetch(self) -> int:
+        """Bring what other machines and nights have learned; how many files came. Raises StoreError."""
+        fetched = 0
+        for key in self._store.list(f"{self._prefix}/"):
+            path = self.folder / key.rsplit("/", 1)[1]
+            if not path.exists():
+                temporary = path.with_suffix(".part")
+                temporary.write_bytes(self._store.get(key))
+                temporary.replace(path)
+                fetched += 1
+        return fetched
+
+    def publish(self, run_id: str) -> int:
+        """Put the samples of the run's sessions into one object; how many samples. Raises StoreError.
+
+        The sessions' files go when the object is there, so a run that dies here is published next time.
+        """
+        files = sorted(self.folder.glob(f"{run_id}-*.npz"))
+        loaded = []
+        for path in files:
+            with np.load(path, allow_pickle=False) as stored:
+                loaded.append({part: stored[part] for part in PARTS})
+        if not loaded:
+            return 0
+        merged = {part: np.concatenate([piece[part] for piece in loaded]) for part in PARTS}
+        buffer = io.BytesIO()
+        np.savez(buffer, allow_pickle=False, **merged)
+        # Named by its parts: another process may have published earlier sessions of the run, taking it for dead.
+        name = f"{run_id}.{short_hash(*(path.name for path in files), length=8)}.npz"
+        self._store.put(f"{self._prefix}/{name}", buffer.getvalue())
+        (self.folder / name).write_bytes(buffer.getvalue())
+        for path in files:
+            path.unlink()
+        return len(merged["lengths"])
+
+    def unpublished(self) -> set[str]:
+        """The runs whose sessions left files here without becoming an object: they died."""
+        return {path.stem.rsplit("-", 1)[0] for path in self.folder.glob("*-[0-9][0-9][0-9][0-9].npz")}
