@@ -7,7 +7,7 @@ SHELL := /bin/bash
 #: Any Python from 3.11 on: make PYTHON=python3.12 demo
 PYTHON ?= python3
 #: Wall-clock minutes that the demo's tuning run may take.
-DEMO_MINUTES ?= 6
+DEMO_MINUTES ?= 5
 
 # The demo and `make ui` leave nothing in the home folder, unless the user says where.
 TUNEWRIGHT_HOME ?= $(CURDIR)/.tunewright

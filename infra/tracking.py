@@ -89,7 +89,9 @@ class Tracking:
         def find_or_create(client: Any) -> str:
             experiment = client.get_experiment_by_name(name)
             if experiment is None:
-                return str(client.create_experiment(name, artifact_location=self._artifact_location()))
+                # Without its kind MLflow's UI files the runs under evaluations of language models.
+                kind = {"mlflow.experimentKind": "custom_model_development"}
+                return str(client.create_experiment(name, self._artifact_location(), kind))
             if experiment.lifecycle_stage != "active":
                 raise TrackingError(
                     f"MLflow experiment {name!r} at {self.uri} is deleted; restore it "
