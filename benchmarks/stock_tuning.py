@@ -199,9 +199,16 @@ class TaskResult:
     seconds: dict[str, float]
     stock_us: Measurement
     ours_us: Measurement
-    reached_s: float | None
-    #: Trial count, wall seconds on the task and latency of each confirmed lead.
-    leads: tuple[tuple[int, float, float], ...]
+    #: Wall seconds on the task when each record came, the default schedule's first.
+    elapsed_s: tuple[float, ...]
+    #: Those records that led: their place among the records, and their latency timed again.
+    leads: tuple[tuple[int, float], ...]
+
+    @property
+    def reached_s(self) -> float | None:
+        """Wall seconds until a lead of ours was as fast as what stock ended with, None if none was."""
+        limit_us = self.stock_us.latency_us
+        return next((self.elapsed_s[at] for at, us in self.leads if us <= limit_us), None)
 
     @property
     def ratio(self) -> float:
@@ -258,13 +265,11 @@ class Comparison:
     @property
     def secs_to_stock_sum(self) -> float | None:
         """Wall seconds until the weighted sum was, with the same number of trials on each task."""
-        for trials in sorted({lead[0] for task in self.tasks for lead in task.leads}):
+        for trial in sorted({lead[0] for task in self.tasks for lead in task.leads}):
             total_us, spent_s = 0.0, self.ours_start_s
             for task in self.tasks:
-                so_far = [lead for lead in task.leads if lead[0] <= trials]
-                total_us += task.weight * min((us for *_, us in so_far), default=float("inf"))
-                rate = task.ours_s / max(1, task.ours_valid)
-                spent_s += max([trials * rate, *(elapsed_s for _, elapsed_s, _ in so_far)])
+                total_us += task.weight * min((us for at, us in task.leads if at <= trial), default=float("inf"))
+                spent_s += task.elapsed_s[min(trial, len(task.elapsed_s) - 1)]
             if total_us <= self.stock_final_us:
                 return spent_s
         return None
@@ -315,45 +320,35 @@ def _compare_task(number: int, task: TuningTask, trials: int, both: tuple[Stock,
     if not valid:
         raise RuntimeError(f"stock has no valid measurement of {task.name}: nothing to compare with")
     best = min(valid, key=lambda record: record["latency_us"])["trace"]
-    measured = [record for record in run.searched if record.measurement]
-    result = TaskResult(
-        task.name, task.weight, theirs["wall_s"], len(valid), run.wall_s, len(measured),
-        sum(1 for record in measured if record.measurement and record.measurement.cut_short),
-        dict(run.seconds), *_final(ours, run, best), *_reached(ours, run, best, 0),
-    )  # fmt: skip
+    measured = [record.measurement for record in run.searched if record.measurement]
+    spent = {
+        "name": task.name, "weight": task.weight, "stock_s": theirs["wall_s"], "stock_valid": len(valid),
+        "ours_s": run.wall_s, "ours_valid": len(measured), "seconds": dict(run.seconds),
+        "cut_short": sum(1 for measurement in measured if measurement.cut_short),
+    }  # fmt: skip
+    result = TaskResult(**spent, **_timed_again(ours, run, best))
+    seen = len(run.leads())
     while result.reached_s is None and not run.exhausted and len(run.searched) < _EXTRA * trials:
         ours.search(run, min(_EXTRA * trials, len(run.searched) + BATCH))
-        reached_s, leads = _reached(ours, run, best, len(result.leads))
-        result = replace(result, reached_s=reached_s, leads=leads)
+        if len(run.leads()) > seen:
+            seen = len(run.leads())
+            result = TaskResult(**spent, **{**_timed_again(ours, run, best), "ours_us": result.ours_us})
     return result
 
 
-def _final(ours: Ours, run: TaskRun, best: str) -> tuple[Measurement, Measurement]:
-    """Stock's best and ours, timed together."""
-    again = ours.confirm(run, best)
-    own = [measurement for key, measurement in again.items() if key != _STOCK_KEY]
-    if _STOCK_KEY not in again or not own:
-        raise RuntimeError(f"the schedules of {run.task.name} cannot be timed again")
-    return again[_STOCK_KEY], min(own, key=lambda measurement: measurement.latency_us)
-
-
-def _reached(
-    ours: Ours, run: TaskRun, best: str, seen: int
-) -> tuple[float | None, tuple[tuple[int, float, float], ...]]:
-    """When a lead of ours was at least as fast as stock's best, timed together, and the leads.
-
-    ``seen``: how many leads were compared before; without another there is nothing new to time.
-    """
-    leads = run.leads()
-    again = ours.confirm(run, best) if len(leads) > seen else {}
-    order = {record.record_id: index for index, (_, record) in enumerate(run.timeline)}
-    points = tuple(
-        (order[record.record_id], elapsed_s, again[record.candidate_key].latency_us)
-        for elapsed_s, record in leads
-        if record.candidate_key in again
-    )
-    limit_us = again[_STOCK_KEY].latency_us if _STOCK_KEY in again else -1.0
-    return next((elapsed_s for _, elapsed_s, us in points if us <= limit_us), None), points
+def _timed_again(ours: Ours, run: TaskRun, best: str) -> dict[str, Any]:
+    """Stock's best, ours and all that led before it, timed together: fields of a TaskResult."""
+    leads = [record for _, record in run.leads()]
+    again = ours.confirm(run, best) if leads else {}
+    if _STOCK_KEY not in again or leads[-1].candidate_key not in again:
+        raise RuntimeError(f"the best schedules of {run.task.name} cannot be timed again")
+    place = {record.record_id: index for index, (_, record) in enumerate(run.timeline)}
+    points = [(record, again[record.candidate_key]) for record in leads if record.candidate_key in again]
+    return {
+        "stock_us": again[_STOCK_KEY], "ours_us": again[leads[-1].candidate_key],
+        "elapsed_s": tuple(elapsed_s for elapsed_s, _ in run.timeline),
+        "leads": tuple((place[record.record_id], measurement.latency_us) for record, measurement in points),
+    }  # fmt: skip
 
 
 def _say(result: TaskResult) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections import Counter
@@ -81,9 +82,7 @@ def test_every_measurement_is_in_the_store_once(service_run: tuple[Command, dict
     assert command.journalled() == 0, "a journal whose records are stored is removed"
 
 
-def test_what_the_cost_model_learned_is_stored(
-    service_run: tuple[Command, dict[str, Any], str], s3_url: str
-) -> None:
+def test_what_the_cost_model_learned_is_stored(service_run: tuple[Command, dict[str, Any], str], s3_url: str) -> None:
     client = boto3.session.Session().client("s3", endpoint_url=s3_url)
     listed = client.list_objects_v2(Bucket=BUCKET, Prefix="run/cost-model/relax/")["Contents"]
     assert listed
@@ -195,3 +194,25 @@ def test_a_wrong_artifact_is_not_published(tmp_path: Path, prefect_url: str, mlf
     (run,) = client.search_runs([experiment.experiment_id], "tags.`tunewright.model` = 'damaged'")
     assert run.info.status == "FAILED"
     assert not list((tmp_path / "home" / "store").glob("artifacts/*"))
+
+
+def test_operator_granularity_tunes_the_anchors_and_still_builds_the_right_model(
+    tmp_path: Path, prefect_url: str, mlflow_url: str
+) -> None:
+    path = tmp_path / "convs.onnx"
+    onnx.save(conv_model(seed=3), path)
+    settings = {"PREFECT_API_URL": prefect_url, "MLFLOW_TRACKING_URI": mlflow_url}
+    command = Command(tmp_path / "home", settings)
+    out = tmp_path / "artifact"
+    done = command.run(
+        "tune", str(path), "--trials", "24", "--granularity", "operator", "--name", "anchors", "--out", str(out)
+    )
+    assert done.returncode == 0, done.stderr
+    records = command.stored()
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["granularity"] == "operator"
+    tuned = {record.workload_key for record in records}
+    built = {choice["workload_key"] for choice in manifest["subgraphs"]}
+    assert not tuned & built, "what was measured are the anchors, what was built are the subgraphs around them"
+    used = {choice["record_id"] for choice in manifest["subgraphs"]}
+    assert used <= {record.record_id for record in records}
