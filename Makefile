@@ -19,10 +19,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Python writes those that are imported.
 PIP_INSTALL := $(BIN)/python -m pip install -qq --no-compile
 
-.PHONY: help venv demo ui check test clean
+.PHONY: help venv demo ui check test bench-measure clean
 
 help: ## list the targets
-	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 22
 
 venv: .venv/.ready ## set up .venv from the pinned versions
 
@@ -61,6 +61,9 @@ check: .venv/.ready ## lint, format and types, as CI checks them
 
 test: .venv/.ready ## the tests, on the real parts
 	$(BIN)/python -m pytest
+
+bench-measure: .venv/.ready ## measuring against stock, kills, warm start (docs/benchmarks.md); the last line is JSON
+	@$(BIN)/python -m benchmarks.measure $(BENCH)
 
 clean: ## remove the environment, caches and what the demo left
 	rm -rf .venv .tunewright .cache .pytest_cache .mypy_cache .ruff_cache build dist *.egg-info

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -138,8 +139,9 @@ def _write_model(folder: Path, number: int) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     dice = np.random.default_rng(number)
     size = 24 + 2 * number
-    nodes, weights, last = [], [], "x"
-    for index, (wide, out) in enumerate(zip(_CHANNELS, _CHANNELS[1:], strict=False)):
+    nodes, weights = [], []
+    last = "x"
+    for index, (wide, out) in enumerate(itertools.pairwise(_CHANNELS)):
         kernel = 3 if index % 2 == 0 else 1
         weight = (dice.standard_normal((out, wide, kernel, kernel)) / (kernel * wide**0.5)).astype(np.float32)
         weights.append(numpy_helper.from_array(weight, f"w{index}"))

@@ -55,7 +55,7 @@ class _Curve:
         return next((trial for trial, us in enumerate(self.latencies_us) if us <= limit_us), None)
 
 
-def warm_start(trials: int, others: int, threads: int, commands: tuple[Command, Command]) -> WarmStart:
+def warm_start(trials: int, others: int, threads: int, seed: int, commands: tuple[Command, Command]) -> WarmStart:
     """Tune the recogniser in the first command's home, and in the second's after the other two models.
 
     ``trials`` for the recogniser, ``others`` for each of the other models. The two recogniser runs come
@@ -64,12 +64,12 @@ def warm_start(trials: int, others: int, threads: int, commands: tuple[Command, 
     cold_command, warm_command = commands
     folder = cold_command.home.parent / "tasks"
     folder.mkdir(parents=True)
-    tasks, _ = extract_tasks("recogniser", folder, child_options(threads, 0))
+    tasks, _ = extract_tasks("recogniser", folder, child_options(threads, seed))
     for name in ("classifier", "detector"):
-        _tune(warm_command, name, others)
+        _tune(warm_command, name, others, seed)
     earlier = warm_command.stored()
-    cold = _tune(cold_command, "recogniser", trials)
-    warm = _tune(warm_command, "recogniser", trials)
+    cold = _tune(cold_command, "recogniser", trials, seed)
+    warm = _tune(warm_command, "recogniser", trials, seed)
     return _evaluate(tasks, earlier, cold, warm)
 
 
@@ -122,13 +122,13 @@ def _drift(cold: Sequence[TuningRecord], warm: Sequence[TuningRecord]) -> float:
     return statistics.median(ratios) if ratios else 1.0
 
 
-def _tune(command: Command, name: str, trials: int) -> list[TuningRecord]:
+def _tune(command: Command, name: str, trials: int, seed: int) -> list[TuningRecord]:
     """Run the command until it has searched (what follows adds no search trials); the run's records."""
     before = {record.record_id for record in command.stored()}
     shapes = [f"{key}={','.join(map(str, shape))}" for key, shape in packaged_shapes(name).items()]
     options = [part for shape in shapes for part in ("--shape", shape)]
     started = time.monotonic()
-    process = command.start("tune", str(packaged_model(name)), *options, "--trials", str(trials))
+    process = command.start("tune", str(packaged_model(name)), *options, "--trials", str(trials), "--seed", str(seed))
     try:
         status, error = _wait(command, process)
     finally:
