@@ -121,9 +121,11 @@ def test_prefect_shows_the_run_and_its_sessions(
 ) -> None:
     import httpx
 
-    found = httpx.post(f"{prefect_url}/flow_runs/filter", json={}).json()
-    assert [run["state_type"] for run in found] == ["COMPLETED"]
-    tasks = httpx.post(f"{prefect_url}/task_runs/filter", json={"limit": 200}).json()
+    everything = httpx.post(f"{prefect_url}/flow_runs/filter", json={}).json()
+    found = [run for run in everything if run["parameters"]["parameters"]["name"] == "direction"]
+    assert {run["state_type"] for run in found} == {"COMPLETED"}
+    chosen = {"flow_runs": {"id": {"any_": [run["id"] for run in found]}}, "limit": 200}
+    tasks = httpx.post(f"{prefect_url}/task_runs/filter", json=chosen).json()
     names = [task["name"] for task in tasks]
     assert any(name.startswith("search ") for name in names), names
     assert {task["state_type"] for task in tasks} == {"COMPLETED"}

@@ -225,7 +225,13 @@ class SessionRunner:
                                     "phase": trial.phase, "task_name": trial.task.name})  # fmt: skip
 
         if jobs:
+            windows = self._pipeline.windows
+            seen = len(windows.builds), len(windows.runs)
             self._pipeline.measure(jobs, on_start, on_outcome)
+            run_wall_s = _covered_s(windows.runs[seen[1] :])
+            busy_s = _covered_s([*windows.builds[seen[0] :], *windows.runs[seen[1] :]])
+            progress.spend("run_wall", run_wall_s)
+            progress.spend("build_wall", busy_s - run_wall_s)
         return latencies
 
     def _is_over(self, progress: _Progress) -> bool:
@@ -341,6 +347,15 @@ def _to_confirm(known: Sequence[TuningRecord], count: int) -> tuple[TuningRecord
     if default is not None and near and default not in chosen:
         return (*chosen, default)
     return chosen
+
+
+def _covered_s(windows: Sequence[tuple[float, float]]) -> float:
+    """The seconds that lie in any of ``windows``; those in several count once."""
+    covered_s, reached = 0.0, -math.inf
+    for start, end in sorted(windows):
+        covered_s += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return covered_s
 
 
 def _ignore(_: Any) -> None:
