@@ -53,6 +53,7 @@ def own_command(folder: Path, prefect_url: str, threads: int) -> Command:
         {
             "PREFECT_API_URL": prefect_url, "MLFLOW_TRACKING_URI": database, "TUNEWRIGHT_TRACKING_URI": database,
             "TUNEWRIGHT_STORE": str(home / "store"), "TUNEWRIGHT_THREADS": str(threads),
+            "PREFECT_HOME": str(folder / "prefect-home"),
         },
     )  # fmt: skip
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -38,6 +39,8 @@ Row = tuple[str, str, str, str]
 def main() -> None:
     """Run the parts that the command line asks for."""
     arguments = _arguments()
+    # An end from outside runs the clean-up too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     threads = min(2, len(os.sched_getaffinity(0)))
     rows: list[Row] = []
     line: dict[str, Any] = dict.fromkeys(KEYS)

@@ -144,22 +144,27 @@ def _tune(command: Command, name: str, trials: int, seed: int) -> list[TuningRec
 
 def _wait(command: Command, process: subprocess.Popen[str]) -> tuple[int, str]:
     """Stop the command with Ctrl-C once it confirms, read its output meanwhile; its status and stderr."""
+    journals = command.home / "journals"
+    left = {path.name for path in journals.glob("*.jsonl")}
     asked = False
     while True:
         try:
             _, error = process.communicate(timeout=0.1)
             return process.returncode, error
         except subprocess.TimeoutExpired:
-            if not asked and _confirms(command.home / "journals"):
+            if not asked and _confirms(journals, left):
                 process.send_signal(signal.SIGINT)
                 asked = True
 
 
-def _confirms(journals: Path) -> bool:
-    """Does a journal hold a confirmation's record? The first comes after the last search session."""
+def _confirms(journals: Path, left: set[str]) -> bool:
+    """Does a journal hold a confirmation's record? The first comes after the last search session.
+
+    ``left`` are journals of earlier runs, which do not count.
+    """
     for path in journals.glob("*.jsonl"):
         try:
-            if b'"phase":"confirm"' in path.read_bytes():
+            if path.name not in left and b'"phase":"confirm"' in path.read_bytes():
                 return True
         except FileNotFoundError:
             continue

@@ -94,7 +94,7 @@ def _heaviest(times: Sequence[SubgraphTime]) -> str:
 def _budget(summary: TuningSummary) -> str:
     text = (
         f"Budget: {summary.trials} trials on {summary.tasks} tasks "
-        f"in {_minutes(sum(summary.seconds.values()))}, {summary.reused_records} records reused."
+        f"in {_minutes(summary.seconds.get('total', 0.0))}, {summary.reused_records} records reused."
     )
     failed = sum(summary.failures.values())
     return text + (f" {failed} trials failed: {_counts(summary.failures)}." if failed else " No trial failed.")

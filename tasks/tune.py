@@ -232,7 +232,7 @@ def _session(run: TuningRun, phase: str, tasks: Sequence[TuningTask], reason: st
     first = max((r.trial for t in tasks for r in run.book.of(t.workload_key)), default=0) + 1
     return Session(
         session_id=session_id, run_id=run.run_id, phase=phase, tasks=tuple(tasks), trials=trials,
-        seed=int(short_hash(run.seed, session_id, length=7), 16), reason=reason, settings=run.measure,
+        seed=int(short_hash(run.seed, name, phase, first, length=7), 16), reason=reason, settings=run.measure,
         journal_path=str(run.journals / f"{session_id}.jsonl"),
         known_path=str(run.book.write(tasks, name)), first_trial=first,
         samples_dir=str(run.samples.folder) if run.samples else "",

@@ -123,8 +123,10 @@ class SessionRunner:
 
     def _search(self, progress: _Progress, known: Sequence[TuningRecord]) -> tuple[bool, str]:
         session = progress.session
+        started = time.monotonic()
         search = self._search_of(session.task)
         search.learn(known)
+        progress.spend("search", time.monotonic() - started)
         self._build_reference(session.task)
         left = session.trials
         while left > 0 and not self._is_over(progress):
