@@ -87,7 +87,7 @@ def _stock(arguments: argparse.Namespace, folder: Path, threads: int) -> tuple[l
         "stock_valid_per_min": round(found.stock_valid_per_min, 2),
         "ratio": round(found.valid_per_min / found.stock_valid_per_min, 3),
         "stock_final_us": round(found.stock_final_us, 2),
-        "secs_to_stock_final": _rounded(found.secs_to_stock_final),
+        "secs_to_stock_final": _rounded(found.secs_to_stock_sum),
         "stock_secs": round(found.stock_s, 2),
         "overhead_share": round(shares["own overhead"], 4),
     }

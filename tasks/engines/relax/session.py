@@ -127,7 +127,7 @@ class SessionRunner:
         search = self._search_of(session.task)
         search.learn(known)
         progress.spend("search", time.monotonic() - started)
-        self._build_reference(session.task)
+        self._build_reference(progress)
         left = session.trials
         while left > 0 and not self._is_over(progress):
             started = time.monotonic()
@@ -176,7 +176,7 @@ class SessionRunner:
         session = progress.session
         search = self._search_of(session.task)
         best = _to_confirm(known, session.trials)
-        self._build_reference(session.task)
+        self._build_reference(progress)
         candidates, builds, skipped = [], [], 0
         merged: dict[str, list[Outcome]] = {}
         for record in best:
@@ -196,7 +196,7 @@ class SessionRunner:
                 continue
             build = self._build_part(mod, session.task.workload_key, record.candidate_key)
             builds.append(Job(record.candidate_key, build, {}))
-        self._pipeline.measure(builds, _ignore, lambda built: merged.__setitem__(built.key, [built]))
+        self._run(progress, builds, _ignore, lambda built: merged.__setitem__(built.key, [built]))
         run = self._run_part(session, session.task, search.args, 0.0)
         for _ in range(_CONFIRM_ROUNDS):
             jobs = [
@@ -204,7 +204,7 @@ class SessionRunner:
                 for key, built in merged.items()
                 if built[0].path
             ]
-            self._pipeline.measure(jobs, _ignore, lambda timed: merged[timed.key].append(timed))
+            self._run(progress, jobs, _ignore, lambda timed: merged[timed.key].append(timed))
         for candidate in candidates:
             trial = _Trial(session.task, candidate.key, candidate.trace, "confirm")
             self._record(progress, trial, _merge(merged.get(candidate.key, [])))
@@ -226,15 +226,24 @@ class SessionRunner:
                                     "trial": progress.next_trial, "trace": trial.trace,
                                     "phase": trial.phase, "task_name": trial.task.name})  # fmt: skip
 
-        if jobs:
-            windows = self._pipeline.windows
-            seen = len(windows.builds), len(windows.runs)
-            self._pipeline.measure(jobs, on_start, on_outcome)
-            run_wall_s = _covered_s(windows.runs[seen[1] :])
-            busy_s = _covered_s([*windows.builds[seen[0] :], *windows.runs[seen[1] :]])
-            progress.spend("run_wall", run_wall_s)
-            progress.spend("build_wall", busy_s - run_wall_s)
+        self._run(progress, jobs, on_start, on_outcome)
         return latencies
+
+    def _run(
+        self,
+        progress: _Progress,
+        jobs: Sequence[Job],
+        on_start: Callable[[str], None],
+        on_outcome: Callable[[Outcome], None],
+    ) -> None:
+        """Have the pipeline do ``jobs``, and account for the wall-clock time that it was busy."""
+        windows = self._pipeline.windows
+        seen = len(windows.builds), len(windows.runs)
+        self._pipeline.measure(jobs, on_start, on_outcome)
+        run_wall_s = _covered_s(windows.runs[seen[1] :])
+        busy_s = _covered_s([*windows.builds[seen[0] :], *windows.runs[seen[1] :]])
+        progress.spend("run_wall", run_wall_s)
+        progress.spend("build_wall", busy_s - run_wall_s)
 
     def _is_over(self, progress: _Progress) -> bool:
         stop_at = progress.session.stop_at
@@ -290,10 +299,12 @@ class SessionRunner:
         default = default_schedule(mod, self._around.target)
         return mod, self._build_part(default, task.workload_key, DEFAULT_KEY)
 
-    def _build_reference(self, task: TuningTask) -> None:
+    def _build_reference(self, progress: _Progress) -> None:
         """Have the default schedule at hand where an earlier process measured it."""
+        task = progress.session.task
         if not self._reference(task):
-            self._pipeline.measure([Job(task.workload_key, self._default_build(task)[1], {})], _ignore, _ignore)
+            job = Job(task.workload_key, self._default_build(task)[1], {})
+            self._run(progress, [job], _ignore, _ignore)
 
     def _run_part(self, session: Session, task: TuningTask, args: Sequence[Any], best_us: float) -> dict[str, Any]:
         return {
