@@ -90,10 +90,18 @@ def open_run(parameters: TuneParameters, run_id: str) -> TuningRun:
 
     run = TuningRun(
         run_id=run_id, options=parameters.child_options(), home=config.home, store=store,
-        measure=MeasureSettings(), seed=parameters.seed, observer=tell,
+        measure=_measure_settings(), seed=parameters.seed, observer=tell,
     )  # fmt: skip
     _ = run.engine  # it starts while the model is fetched and normalised
     return run
+
+
+def _measure_settings() -> MeasureSettings:
+    config = settings()
+    return MeasureSettings(
+        number=config.measure_number, repeat=config.measure_repeat, min_repeat_ms=config.measure_min_repeat_ms,
+        cooldown_ms=config.measure_cooldown_ms, flush_cache=config.measure_flush_cache,
+    )  # fmt: skip
 
 
 def _search(run: TuningRun, parameters: TuneParameters, build_s: float) -> None:

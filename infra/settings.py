@@ -47,6 +47,14 @@ class Settings(BaseSettings):
     engine_start_timeout_s: float = Field(default=120.0, description="How long an engine may take to start.")
     step_timeout_s: float = Field(default=1800.0, description="How long one engine step may take.")
 
+    measure_number: int = Field(default=1, ge=1, description="Calls in one repeat of a timing, at least.")
+    measure_repeat: int = Field(default=5, ge=1, description="Repeats of a timing.")
+    measure_min_repeat_ms: int = Field(default=20, ge=0, description="Milliseconds that one repeat lasts at least.")
+    measure_cooldown_ms: int = Field(
+        default=0, ge=0, description="Pause between a candidate's first call and its timing."
+    )
+    measure_flush_cache: bool = Field(default=False, description="Flush the CPU cache before each repeat.")
+
     @property
     def store_url(self) -> str:
         """The object store in use."""
