@@ -113,13 +113,14 @@ class SessionRunner:
 
     def _defaults(self, progress: _Progress, measured: set[str]) -> None:
         """Measure the default schedule of every task that has none yet."""
-        trials: dict[str, _Trial] = {}
-        jobs = []
-        for task in progress.session.tasks:
-            if task.workload_key not in measured and not self._is_over(progress):
-                trials[task.workload_key] = _Trial(task, DEFAULT_KEY, "", "default")
-                jobs.append(self._default_job(progress.session, task))
-        self._measure(progress, jobs, trials)
+        tasks = [task for task in progress.session.tasks if task.workload_key not in measured]
+        # In batches, so that the first measurement need not wait until all are built.
+        for start in range(0, len(tasks), BATCH):
+            if self._is_over(progress):
+                break
+            batch = tasks[start : start + BATCH]
+            trials = {task.workload_key: _Trial(task, DEFAULT_KEY, "", "default") for task in batch}
+            self._measure(progress, [self._default_job(progress.session, task) for task in batch], trials)
 
     def _search(self, progress: _Progress, known: Sequence[TuningRecord]) -> tuple[bool, str]:
         session = progress.session
