@@ -13,8 +13,7 @@ from flows.parameters import TuneParameters
 from infra.object_store import open_store
 from infra.settings import settings
 from infra.tracking import Tracking
-from tasks.import_model import import_model_file
-from tasks.model_source import fetch
+from tasks.import_model import import_source
 from tasks.records import FusedModule, ModelFile, TuningSummary, TuningTask
 from tasks.run import close_engines, engine_for
 
@@ -88,6 +87,4 @@ def _make_home(home: Path) -> None:
 
 def _import(parameters: TuneParameters) -> ModelFile:
     """The model, fetched and normalised; the flow's own import finds it done."""
-    folder = settings().home / "models"
-    folder.mkdir(parents=True, exist_ok=True)
-    return import_model_file(fetch(parameters.model, folder), parameters.shapes, folder)
+    return import_source(parameters.model, parameters.shapes, settings().home)

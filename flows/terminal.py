@@ -133,10 +133,9 @@ def show_subgraphs(console: Console, fused: FusedModule, tasks: Sequence[TuningT
     for heading in ("workload", "operators", "anchor", "output", "dtypes", "MFLOP", "kB", "weight", "share"):
         right = heading in ("MFLOP", "kB", "weight", "share")
         table.add_column(heading, justify="right" if right else "left", overflow="fold")
-    operator = fused.granularity == "operator"
-    ranked = sorted(fused.subgraphs, key=lambda s: -share.get(s.anchor_key if operator else s.workload_key, 0.0))
+    ranked = sorted(fused.subgraphs, key=lambda subgraph: -share.get(fused.tuned_key(subgraph), 0.0))
     for subgraph in ranked:
-        key = subgraph.anchor_key if operator else subgraph.workload_key
+        key = fused.tuned_key(subgraph)
         table.add_row(
             key,
             "+".join(subgraph.operators),

@@ -24,6 +24,7 @@ from tasks.fuse import extract, fuse, translate
 from tasks.import_step import import_step
 from tasks.publish import look_up_champion, publish
 from tasks.records import (
+    Artifact,
     FusedModule,
     MeasureSettings,
     ModelFile,
@@ -120,12 +121,7 @@ def _budget(run: TuningRun, parameters: TuneParameters, build_s: float) -> Budge
     """A wall-clock budget is for the whole run: building, confirming and verifying have their part."""
     stop_at = None
     if parameters.minutes is not None:
-        searched = {
-            record.workload_key
-            for records in run.book.all().values()
-            for record in records
-            if record.run_id == run.run_id and record.phase == "search"
-        }
+        searched = {r.workload_key for r in run.book.of_run(run.run_id) if r.phase == "search"}
         reserve_s = _RESERVE_S + 1.2 * build_s + _CONFIRM_S * len(searched)
         stop_at = run.started + parameters.minutes * 60 - reserve_s
     return Budget(parameters.trials, stop_at, parameters.floor_trials)
@@ -155,13 +151,9 @@ def _log_fused(run: TuningRun, fused: FusedModule) -> None:
 
 
 def _summary(
-    run: TuningRun, fused: FusedModule, verification: Verification, published: PublishedVersion, tuned: object
+    run: TuningRun, fused: FusedModule, verification: Verification, published: PublishedVersion, tuned: Artifact
 ) -> TuningSummary:
-    from tasks.records import Artifact
-
-    assert isinstance(tuned, Artifact)
-    ours = [r for records in run.book.all().values() for r in records if r.run_id == run.run_id]
-    failures = Counter(record.failure.kind for record in ours if record.failure)
+    failures = Counter(record.failure.kind for record in run.book.of_run(run.run_id) if record.failure)
     seconds = {**run.seconds, "total": time.time() - run.started}
     return TuningSummary(
         model=fused.imported.model, engine=run.engine.describe(), granularity=fused.granularity,

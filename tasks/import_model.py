@@ -23,7 +23,7 @@ import onnx
 from numpy.typing import NDArray
 
 from tasks.errors import ModelError, SetupError, ShapeError
-from tasks.model_source import FetchedModel, external_files, one_line, read_model
+from tasks.model_source import FetchedModel, external_files, fetch, one_line, read_model
 from tasks.records import ModelFile, TensorSpec
 
 #: Part of every digest: raise it when the normalised graph of an unchanged model changes.
@@ -34,6 +34,16 @@ _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "ui
 _DTYPES = (*_FLOATS, *_INTEGERS, "bool")
 
 Tensors = dict[str, NDArray[Any]]
+
+
+def import_source(source: str, shapes: Mapping[str, tuple[int, ...]], home: Path) -> ModelFile:
+    """Fetch the model at ``source`` into ``home`` and import it; found done the second time.
+
+    Raises what ``fetch`` and ``import_model_file`` raise.
+    """
+    folder = home / "models"
+    folder.mkdir(parents=True, exist_ok=True)
+    return import_model_file(fetch(source, folder), shapes, folder)
 
 
 def import_model_file(fetched: FetchedModel, shapes: Mapping[str, tuple[int, ...]], work_dir: Path) -> ModelFile:

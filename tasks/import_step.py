@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.import_model import import_model_file
-from tasks.model_source import fetch
+from tasks.import_model import import_source
 from tasks.records import ModelFile
 from tasks.run import Progress, run_of
 
@@ -19,7 +18,5 @@ def import_step(run_id: str, source: str, shapes: Mapping[str, tuple[int, ...]],
     """Fetch and normalise the model at ``source``. Raises ModelError, ShapeError, StoreError, TrackingError."""
     run = run_of(run_id)
     run.observer(Progress("import", message=source))
-    folder = run.home / "models"
-    folder.mkdir(parents=True, exist_ok=True)
-    model = import_model_file(fetch(source, folder), shapes, folder)
+    model = import_source(source, shapes, run.home)
     return dataclasses.replace(model, name=name) if name else model

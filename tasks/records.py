@@ -135,6 +135,10 @@ class FusedModule:
     subgraphs: tuple[FusedSubgraph, ...]
     calls: tuple[SubgraphCall, ...]
 
+    def tuned_key(self, subgraph: FusedSubgraph) -> str:
+        """The workload that is tuned for ``subgraph``: itself, or its anchor operator alone."""
+        return subgraph.anchor_key if self.granularity == "operator" else subgraph.workload_key
+
 
 @dataclass(frozen=True)
 class TuningTask:

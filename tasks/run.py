@@ -81,6 +81,10 @@ class RecordBook:
         """The records of one workload."""
         return tuple(self._records.get(workload_key, {}).values())
 
+    def of_run(self, run_id: str) -> list[TuningRecord]:
+        """The records that one run has measured."""
+        return [r for records in self._records.values() for r in records.values() if r.run_id == run_id]
+
     def all(self) -> dict[str, tuple[TuningRecord, ...]]:
         """All records by workload."""
         return {key: tuple(records.values()) for key, records in self._records.items()}

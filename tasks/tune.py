@@ -148,12 +148,7 @@ def _trials_left(run: TuningRun, budget: Budget, spent: int) -> int | None:
 
 def searched_trials(run: TuningRun) -> int:
     """The search trials of this run."""
-    return sum(
-        1
-        for records in run.book.all().values()
-        for record in records
-        if record.run_id == run.run_id and record.phase == "search"
-    )
+    return sum(record.phase == "search" for record in run.book.of_run(run.run_id))
 
 
 def show_progress(run: TuningRun, states: Sequence[plan.TaskState], budget: Budget) -> None:

@@ -99,7 +99,7 @@ def _choose_kernels(request: BuildRequest, material: Material) -> tuple[dict[str
 def _schedule_one(request: BuildRequest, material: Material, subgraph: FusedSubgraph) -> tuple[Any, SubgraphChoice]:
     """The fastest record that still replays, else the default schedule; with what became of the choice."""
     key = subgraph.workload_key
-    tuned_key = subgraph.anchor_key if request.fused.granularity == "operator" else key
+    tuned_key = request.fused.tuned_key(subgraph)
     workload, notes = material.workloads[key], []
     default = default_schedule(workload, material.target)["main"]
     for record in request.best.get(tuned_key, ()):

@@ -98,8 +98,7 @@ class RelaxEngine:
         _, inventory = self._inventory(fused.imported)
         keys: dict[str, list[FusedSubgraph]] = {}
         for subgraph in fused.subgraphs:
-            key = subgraph.anchor_key if fused.granularity == "operator" else subgraph.workload_key
-            keys.setdefault(key, []).append(subgraph)
+            keys.setdefault(fused.tuned_key(subgraph), []).append(subgraph)
         work = {key: sum(_work(subgraph) for subgraph in group) for key, group in keys.items()}
         total = sum(work.values()) or 1.0
         tasks = []
