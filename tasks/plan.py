@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from tasks.records import TuningRecord, TuningTask
 
@@ -26,11 +27,17 @@ _LEAST_ROOM = 0.02
 _LIGHT_SHARE = 0.02
 _SESSION_TRIALS = 16
 _LIGHT_TRIALS = 8
+#: The first session of a task where much is known of its target: a trained cost model and the schedules
+#: of similar tasks bring what is easily won within a few trials, so that more tasks get theirs early.
+_INFORMED_TRIALS = 4
+#: From so many measurements on, of whatever workloads of the target, much is known.
+_WELL_KNOWN_SAMPLES = 96
 #: With so many trials, all failing alike, a task's set-up is broken rather than its candidates.
 _FAILING_TRIALS = 8
 #: Before anything ran fast: FLOPs per second and bytes per second that one core surely reaches.
 _MODEST_FLOPS = 10e9
 _MODEST_BANDWIDTH = 4e9
+_NONE: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -53,10 +60,14 @@ class TaskState:
 
 @dataclass(frozen=True)
 class Limits:
-    """What may still be spent: trials (None: no limit), and the least that every task is given."""
+    """What may still be spent: trials (None: no limit), and the least that every task is given.
+
+    ``known_samples``: how many measurements of the target the cost model can learn from.
+    """
 
     trials_left: int | None
     floor_trials: int = 0
+    known_samples: int = 0
 
 
 @dataclass(frozen=True)
@@ -106,45 +117,55 @@ def model_latency_us(states: Sequence[TaskState], untuned: bool = False) -> floa
     return sum(state.cost_us for state in states)
 
 
-def next_session(states: Sequence[TaskState], limits: Limits) -> Decision:
-    """The session that is expected to gain most, or why there is none."""
+def next_session(states: Sequence[TaskState], limits: Limits, in_flight: Mapping[str, int] = _NONE) -> Decision:
+    """The session that is expected to gain most, or why there is none.
+
+    ``in_flight`` counts the sessions that run now, by workload key: until they end, a task is planned
+    as if they had brought what such a session brings on average.
+    """
     if limits.trials_left is not None and limits.trials_left <= 0:
         return Decision(None, 0, "the trial budget is spent")
     total_us = model_latency_us(states) or 1.0
     open_states = [state for state in states if _why_closed(state) == ""]
     for state in open_states:
-        if state.trials < limits.floor_trials:
+        if state.trials < limits.floor_trials and not in_flight.get(state.task.workload_key):
             trials = _capped(limits.floor_trials - state.trials, limits)
             return Decision(state.task, trials, f"floor: {state.trials} of {limits.floor_trials} trials")
     speed = _demonstrated_speed(states)
-    gains = {state.task.workload_key: expected_gain_us(state, speed) for state in open_states}
+    gains = {
+        state.task.workload_key: expected_gain_us(state, speed, in_flight.get(state.task.workload_key, 0))
+        for state in open_states
+    }
     best = max(open_states, key=lambda state: gains[state.task.workload_key], default=None)
     if best is None:
         return Decision(None, 0, "no task is expected to improve any more")
     gain_us = gains[best.task.workload_key]
     if gain_us < 1e-4 * total_us:
         return Decision(None, 0, f"no session is expected to gain more than {gain_us:.1f} us of {total_us:.0f} us")
+    number = len(best.gains) + in_flight.get(best.task.workload_key, 0) + 1
     size = _LIGHT_TRIALS if best.cost_us < _LIGHT_SHARE * total_us else _SESSION_TRIALS
+    if number == 1 and limits.known_samples >= _WELL_KNOWN_SAMPLES:
+        size = _INFORMED_TRIALS
     reason = (
         f"expected gain {gain_us:.0f} us of {total_us:.0f} us: {best.cost_us / total_us:.1%} of the model, "
-        f"session {len(best.gains) + 1}"
+        f"session {number}"
     )
     return Decision(best.task, _capped(size, limits), reason)
 
 
-def expected_gain_us(state: TaskState, speed: tuple[float, float]) -> float:
-    """What one more session of this task is expected to save in one run of the model."""
+def expected_gain_us(state: TaskState, speed: tuple[float, float], in_flight: int = 0) -> float:
+    """What one more session of this task, beside those ``in_flight``, is expected to save in a run of the model."""
     if state.best_us is None:
         return 0.0
     floor_us = _floor_us(state.task, speed)
     room = max(0.0, 1.0 - floor_us / state.best_us)
-    searched = len(state.gains)
+    searched = len(state.gains) + in_flight
     # Even at the demonstrated speed a schedule may be improved; the model's own record is no law.
     room = max(room, _LEAST_ROOM)
     if searched == 0:
         return state.cost_us * room
     rate = _LATER_RATES[min(searched - 1, len(_LATER_RATES) - 1)]
-    if searched > 1:
+    if searched > 1 and state.gains:
         rate = 0.5 * rate + 0.5 * 0.5 * state.gains[-1]
     return state.cost_us * min(rate, room)
 

@@ -215,6 +215,36 @@ def test_a_light_task_gets_a_smaller_session() -> None:
     assert 0 < light.trials < alone.trials
 
 
+def test_a_first_session_is_small_where_much_is_known_of_the_target() -> None:
+    first, later = state(0, 1e6), state(0, 1e6, gains=(0.5,), trials=4)
+
+    assert next_session([first], Limits(None, known_samples=10_000)).trials < next_session([first], NO_LIMIT).trials
+    assert next_session([later], Limits(None, known_samples=10_000)).trials == next_session([later], NO_LIMIT).trials
+
+
+def test_a_task_that_is_being_searched_yields_to_the_next_best() -> None:
+    states = [state(0, 1e6), state(1, 9e5)]
+
+    assert next_session(states, NO_LIMIT).task == states[0].task
+    assert next_session(states, NO_LIMIT, {states[0].task.workload_key: 1}).task == states[1].task
+
+
+def test_a_task_alone_is_searched_by_several_at_once() -> None:
+    alone = state(0, 1e6)
+    decision = next_session([alone], NO_LIMIT, {alone.task.workload_key: 2})
+
+    assert decision.task == alone.task
+    assert "session 3" in decision.reason
+
+
+def test_the_floor_counts_what_is_being_measured() -> None:
+    states = [state(0, 1e6), state(1, 1e3)]
+    decision = next_session(states, Limits(None, floor_trials=8), {states[0].task.workload_key: 1})
+
+    assert decision.task == states[1].task
+    assert "floor" in decision.reason
+
+
 def test_no_tasks_is_the_end() -> None:
     assert next_session([], NO_LIMIT).task is None
 
