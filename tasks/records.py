@@ -11,6 +11,7 @@ sizes in bytes (``_bytes``). Weights of a model never travel in a record: record
 from __future__ import annotations
 
 import hashlib
+import math
 import statistics
 from dataclasses import dataclass, field
 from typing import Any
@@ -232,8 +233,9 @@ class TuningRecord:
 
     @property
     def latency_us(self) -> float | None:
-        """The median repeat, or None where the trial failed."""
-        return None if self.measurement is None else self.measurement.latency_us
+        """The median repeat, or None where the trial failed or its timing is no time."""
+        latency_us = math.nan if self.measurement is None else self.measurement.latency_us
+        return latency_us if math.isfinite(latency_us) and latency_us > 0 else None
 
 
 @dataclass(frozen=True)
@@ -341,11 +343,53 @@ class Verdict:
     onnxruntime: Latency
     threads: int
     failed_outputs: tuple[str, ...] = ()
+    #: The champion in the same benchmark, where it could be run here.
+    champion: Latency | None = None
+    champion_version: str = ""
+    #: Wrong schedules that were found by bisection and replaced: subgraph, record and reason of each.
+    repairs: tuple[str, ...] = ()
 
     @property
     def speedup(self) -> float:
         """Untuned over tuned: how many times as fast the tuned model is."""
         return self.untuned.median_ms / self.tuned.median_ms
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """A kernel inside a run of the whole model: all its ``calls`` together, in microseconds.
+
+    ``alone_us`` is what the same calls took when the schedule was measured by itself; None where nobody did.
+    """
+
+    name: str
+    workload_key: str
+    calls: int
+    in_run_us: float
+    alone_us: float | None
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Where the time of a whole run goes, in microseconds: the kernels, and what is outside of them."""
+
+    kernels: tuple[KernelTime, ...]
+    outside_us: float
+    whole_us: float
+
+
+@dataclass(frozen=True)
+class Roof:
+    """What the machine can do at most, as measured on the threads that the model runs on.
+
+    ``flops_per_s`` in float32, ``bytes_per_s`` from memory, ``cache_bytes_per_s`` from the nearest caches.
+    """
+
+    flops_per_s: float
+    bytes_per_s: float
+    cache_bytes_per_s: float
+    device: str
+    threads: int
 
 
 @dataclass(frozen=True)
@@ -376,6 +420,10 @@ class TuningSummary:
     artifact: Artifact
     seconds: dict[str, float]
     notes: tuple[str, ...] = field(default=())
+    #: Why each task is no faster than it is, by its name.
+    reasons: dict[str, str] = field(default_factory=dict)
+    profile: Profile | None = None
+    roof: Roof | None = None
 
 
 def short_hash(*parts: Any, length: int = 16) -> str:

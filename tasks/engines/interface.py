@@ -22,25 +22,34 @@ from tasks.records import (
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """What to build: each workload's records, best first; none for an untuned artifact."""
+    """What to build: each workload's records, best first; none for an untuned artifact.
+
+    With ``sources_dir`` the winners are written there for people, a folder a tuned workload: the schedule
+    as readable IR, its trace, the code that was generated. No part of the artifact.
+    """
 
     fused: FusedModule
     best: dict[str, tuple[TuningRecord, ...]]
     out_dir: str
     tuned: bool
+    sources_dir: str = ""
 
 
 @dataclass(frozen=True)
 class ExecutionRequest:
     """Run the artifact in ``artifact_dir`` on the arrays of ``inputs_path`` (an .npz) ``repeats`` times.
 
-    With ``outputs_path`` the outputs are written there as an .npz.
+    With ``outputs_path`` the outputs are written there as an .npz. With ``profile_path`` that many runs are
+    watched kernel by kernel, and with ``roof_path`` it is measured how fast the machine is at most; each
+    is written there as JSON. An engine that cannot tell writes nothing.
     """
 
     artifact_dir: str
     inputs_path: str
     repeats: int
     outputs_path: str = ""
+    profile_path: str = ""
+    roof_path: str = ""
 
 
 class Engine(Protocol):
@@ -75,10 +84,14 @@ class Engine(Protocol):
 
 
 def best_first(records: Sequence[TuningRecord]) -> tuple[TuningRecord, ...]:
-    """Measured records, one a candidate, fastest first; a confirmation overrides the search's figure."""
+    """Measured records, one a candidate, fastest first; a confirmation overrides the search's figure.
+
+    A candidate that was ever seen to compute something wrong is none, however it was timed otherwise.
+    """
+    wrong = {r.candidate_key for r in records if r.schedule and r.failure and r.failure.kind == "wrong_output"}
     latency: dict[str, tuple[int, float, TuningRecord]] = {}
     for record in records:
-        if record.latency_us is None:
+        if record.latency_us is None or record.candidate_key in wrong:
             continue
         confirmed = record.phase == "confirm"
         known = latency.get(record.candidate_key)

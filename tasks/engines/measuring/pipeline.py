@@ -10,6 +10,7 @@ Free of any TVM version. Standard library only, Python 3.10.
 
 from __future__ import annotations
 
+import math
 import selectors
 import time
 from collections import deque
@@ -244,6 +245,8 @@ class Pipeline:
         if not busy.job.keep:
             Path(busy.path).unlink(missing_ok=True)
         build_s = busy.build_s
+        if failure is None and not all(math.isfinite(us) and us > 0 for us in value["latencies_us"]):
+            failure = Failure("run", f"the timer gave {tuple(value['latencies_us'])} us, which is no time")
         if failure is not None:
             # What a failed candidate left behind (a broken context, spoilt memory) must not meet the next.
             self._replace(self._runner)
