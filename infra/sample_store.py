@@ -4,12 +4,15 @@
 
 Sessions write files of their own into a local folder; at the end of a run these become one object.
 A file holds ``rows`` (features, one row a buffer store), ``lengths`` (rows of each candidate),
-``workloads``, ``candidates`` and ``latencies_us`` (infinite where the trial failed).
+``workloads``, ``candidates`` and ``latencies_us`` (infinite where the trial failed); and of the fastest
+candidates ``schedules``, their traces, with ``schedule_workloads`` and ``schedule_latencies_us``.
 """
 
 from __future__ import annotations
 
 import io
+import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +20,10 @@ import numpy as np
 from infra.object_store import ObjectStore, checked_key
 from tasks.records import EngineInfo, short_hash
 
-PARTS = ("rows", "lengths", "workloads", "candidates", "latencies_us")
+PARTS = (
+    "rows", "lengths", "workloads", "candidates", "latencies_us",
+    "schedules", "schedule_workloads", "schedule_latencies_us",
+)  # fmt: skip
 
 
 class SampleStore:
@@ -50,12 +56,16 @@ class SampleStore:
         loaded = []
         for path in files:
             with np.load(path, allow_pickle=False) as stored:
-                loaded.append({part: stored[part] for part in PARTS})
+                loaded.append({part: stored[part] for part in stored.files})
         if not loaded:
             return 0
-        merged = {part: np.concatenate([piece[part] for piece in loaded]) for part in PARTS}
+        merged = {
+            part: np.concatenate([piece[part] for piece in loaded if part in piece])
+            for part in PARTS
+            if any(part in piece for piece in loaded)
+        }
         buffer = io.BytesIO()
-        np.savez(buffer, allow_pickle=False, **merged)
+        np.savez_compressed(buffer, allow_pickle=False, **merged)
         # Named by its parts: another process may have published earlier sessions of the run, taking it for dead.
         name = f"{run_id}.{short_hash(*(path.name for path in files), length=8)}.npz"
         self._store.put(f"{self._prefix}/{name}", buffer.getvalue())
@@ -63,6 +73,14 @@ class SampleStore:
         for path in files:
             path.unlink()
         return len(merged["lengths"])
+
+    def count(self) -> int:
+        """How many measurements the files here hold."""
+        total = 0
+        for path in self.folder.glob("*.npz"):
+            with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile), np.load(path) as stored:
+                total += len(stored["lengths"])
+        return total
 
     def unpublished(self) -> set[str]:
         """The runs whose sessions left files here without becoming an object: they died."""

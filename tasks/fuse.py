@@ -57,3 +57,4 @@ def _fetch_samples(run: TuningRun) -> None:
         run.samples.fetch()
     except StoreError as error:
         logger.warning("%s; the cost model starts from what is on this machine", error)
+    run.known_samples = run.samples.count()

@@ -120,6 +120,7 @@ class TuningRun:
     started: float = field(default_factory=time.time)
     records: RecordStore | None = None
     samples: SampleStore | None = None
+    known_samples: int = 0
     log: RunLog | None = None
     tasks: tuple[TuningTask, ...] = ()
     exhausted: set[str] = field(default_factory=set)

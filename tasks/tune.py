@@ -128,7 +128,7 @@ def plan_session(run_id: str, budget: Budget) -> tuple[Session | None, str]:
     left = _trials_left(run, budget, spent)
     if budget.stop_at is not None and left is not None and left < _WORTHWHILE_TRIALS:
         return None, "the time budget is spent"
-    decision = plan.next_session(states, plan.Limits(left, budget.floor_trials))
+    decision = plan.next_session(states, plan.Limits(left, budget.floor_trials, run.known_samples + spent))
     show_progress(run, states, budget)
     if decision.task is None:
         return None, decision.reason

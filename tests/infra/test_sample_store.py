@@ -19,7 +19,8 @@ def _session_file(samples: SampleStore, session_id: str, latencies_us: list[floa
         samples.folder / f"{session_id}.npz", allow_pickle=False,
         rows=np.arange(count * 2 * 3, dtype=np.float32).reshape(count * 2, 3), lengths=np.full(count, 2),
         workloads=np.array(["w"] * count), candidates=np.array([f"{session_id}-{i}" for i in range(count)]),
-        latencies_us=np.array(latencies_us),
+        latencies_us=np.array(latencies_us), schedules=np.array([f"[{session_id}]".encode()]),
+        schedule_workloads=np.array(["w"]), schedule_latencies_us=np.array([min(latencies_us)]),
     )  # fmt: skip
 
 
@@ -33,12 +34,16 @@ def test_sessions_become_one_object_that_another_machine_fetches(tmp_path: Path)
     assert here.unpublished() == set()
     assert len(list(here.folder.glob("*.npz"))) == 1
     assert here.fetch() == 0, "what was published here is here already"
+    assert there.count() == 0
     assert there.fetch() == 1
+    assert here.count() == there.count() == 3
     (path,) = there.folder.glob("*.npz")
     with np.load(path, allow_pickle=False) as stored:
         assert stored["latencies_us"].tolist() == [1.0, 2.0, 3.0]
         assert stored["rows"].shape == (6, 3)
         assert stored["lengths"].tolist() == [2, 2, 2]
+        assert stored["schedules"].tolist() == [b"[run-0001]", b"[run-0002]"]
+        assert stored["schedule_latencies_us"].tolist() == [1.0, 3.0]
     assert there.fetch() == 0
 
 

@@ -21,6 +21,8 @@ _ROUNDS = 60
 MIN_SAMPLES = 8
 #: Training time grows with the samples; beyond this many the oldest are left out.
 _MAX_SAMPLES = 6000
+#: Schedules that are kept of each workload, the fastest: others start their search from them.
+_KEPT_SCHEDULES = 2
 
 Rows = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -36,8 +38,28 @@ class Samples:
         self.workloads: list[str] = []
         self.latencies_us: list[float] = []
         self._keys: dict[tuple[str, str], int] = {}
+        self._schedules: dict[str, list[tuple[float, str]]] = {}
+        self._unsaved: list[tuple[str, float, str]] = []
         self._loaded: set[str] = set()
         self._saved = 0
+
+    def add_schedule(self, workload: str, latency_us: float, trace: str) -> None:
+        """A schedule that was measured, its trace as JSON; the fastest few of each workload are kept."""
+        if self._keep(workload, latency_us, trace):
+            self._unsaved.append((workload, latency_us, trace))
+
+    def _keep(self, workload: str, latency_us: float, trace: str) -> bool:
+        kept = self._schedules.setdefault(workload, [])
+        if (latency_us, trace) in kept:
+            return False
+        kept.append((latency_us, trace))
+        kept.sort()
+        del kept[_KEPT_SCHEDULES:]
+        return (latency_us, trace) in kept
+
+    def best_schedules(self) -> dict[str, list[str]]:
+        """The traces of the fastest schedules by workload, the fastest first."""
+        return {workload: [trace for _, trace in kept] for workload, kept in self._schedules.items()}
 
     def add(self, workload: str, candidate: str, features: Rows, latency_us: float) -> None:
         """One measured candidate, once; ``latency_us`` is infinite where the trial failed."""
@@ -64,6 +86,9 @@ class Samples:
                 names = zip(parts["workloads"], parts["candidates"], pieces, parts["latencies_us"], strict=True)
                 for workload, candidate, rows, latency_us in names:
                     self.add(str(workload), str(candidate), rows, float(latency_us))
+                kept = (parts.get(name, ()) for name in ("schedule_workloads", "schedule_latencies_us", "schedules"))
+                for workload, latency_us, trace in zip(*kept, strict=True):
+                    self._keep(str(workload), float(latency_us), bytes(trace).decode())
             except (OSError, ValueError, KeyError, zipfile.BadZipFile):
                 continue
         self._saved = len(self.features)
@@ -77,16 +102,20 @@ class Samples:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".tmp")
         with temporary.open("wb") as file:
-            np.savez(
+            np.savez_compressed(
                 file, allow_pickle=False, rows=np.concatenate(fresh),
                 lengths=np.array([len(rows) for rows in fresh]),
                 workloads=np.array([workload for workload, _ in keys]),
                 candidates=np.array([candidate for _, candidate in keys]),
                 latencies_us=np.array(self.latencies_us[self._saved :]),
+                schedule_workloads=np.array([workload for workload, _, _ in self._unsaved], dtype=str),
+                schedule_latencies_us=np.array([latency_us for _, latency_us, _ in self._unsaved], dtype=float),
+                schedules=np.array([trace.encode() for _, _, trace in self._unsaved], dtype=bytes),
             )  # fmt: skip
         temporary.replace(path)
         self._loaded.add(path.name)
         self._saved = len(self.features)
+        self._unsaved.clear()
 
     def scores(self) -> np.ndarray[Any, Any]:
         """For each sample the best latency of its workload over its own: 1 is the best."""

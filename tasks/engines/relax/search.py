@@ -15,6 +15,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule.trace import Trace
 from tvm.target import Target
 
+from tasks.engines.relax import transfer
 from tasks.engines.relax.cost_model import MIN_SAMPLES, Rows, Samples, XgbCostModel, features_of
 from tasks.engines.relax.subgraphs import arguments, structural_key
 from tasks.errors import EngineError
@@ -26,6 +27,14 @@ _SEEDS = 64
 _EMPTY_ROUNDS = 3
 #: Candidates a round of search proposes; a session's trials are measured in such batches.
 BATCH = 16
+#: Schedules of similar workloads that a search starts from.
+_DONORS = 12
+#: Of so many candidates one is drawn from all that were proposed, however slow the model says it is.
+_EXPLORE_EVERY = 8
+#: Candidates that are kept for later when others look better now.
+_POOL = 48
+#: Where a transplanted schedule stands in the database that evolution starts from: behind all measured ones.
+_UNMEASURED_S = 1e3
 _ENDLESS = 10**6
 #: The candidate key of a workload's default schedule.
 DEFAULT_KEY = "default"
@@ -59,6 +68,8 @@ class TaskSearch:
         self._database = ms.database.MemoryDatabase()
         self._workload = self._database.commit_workload(self.mod)
         self._spaces: list[Any] | None = None
+        self._pool: dict[str, Any] = {}
+        self._transplanted = False
         self._proposer: tuple[bool, Any] | None = None
         self.best_us = math.inf
 
@@ -82,6 +93,8 @@ class TaskSearch:
             self.skipped.append(f"{record.record_id}: {type(error).__name__}")
             return
         self._commit(schedule.trace, record.latency_us)
+        if record.latency_us is not None:
+            self._samples.add_schedule(self.task.workload_key, record.latency_us, record.schedule)
         if not self._samples.has(self.task.workload_key, record.candidate_key):
             measure = ms.MeasureCandidate(schedule, ms.arg_info.ArgInfo.from_entry_func(self.mod, True))
             rows = features_of(self._model.extractor, context, [measure])[0]
@@ -89,25 +102,39 @@ class TaskSearch:
         self.best_us = min(self.best_us, record.latency_us or math.inf)
 
     def propose(self, count: int, seed: int) -> list[Candidate]:
-        """Up to ``count`` candidates that were never measured; none when the space is exhausted."""
+        """Up to ``count`` candidates that were never measured; none when the space is exhausted.
+
+        What the cost model thinks best of all that was proposed so far and not yet measured.
+        """
+        context = self._searching(seed)
         for _ in range(_EMPTY_ROUNDS):
-            found = self._round(self._searching(seed), count)
-            if found:
-                return found
+            self._fill_pool(context.generate_measure_candidates() or [])
+            if self._pool:
+                return self._pick(context, count)
         self.exhausted = True
         return []
 
-    def _round(self, context: Any, count: int) -> list[Candidate]:
-        fresh: list[tuple[str, Any]] = []
-        for measure in context.generate_measure_candidates() or []:
+    def _fill_pool(self, measures: Iterable[Any]) -> None:
+        for measure in measures:
             key = structural_key(measure.sch.mod)
-            if key not in self._measured and len(fresh) < count:
-                self._measured.add(key)
-                fresh.append((key, measure))
-        predicted = self._predict(context, [measure for _, measure in fresh])
+            if key not in self._measured:
+                self._pool.setdefault(key, measure)
+
+    def _pick(self, context: Any, count: int) -> list[Candidate]:
+        """Take ``count`` candidates out of the pool, the best predicted first and a few by chance."""
+        keys = list(self._pool)
+        predicted = dict(zip(keys, self._predict(context, [self._pool[key] for key in keys]), strict=True))
+        if self._model.booster is not None:
+            keys.sort(key=lambda key: predicted[key] or math.inf)
+            chance = self._model.random.permutation(keys[count:])[: count // _EXPLORE_EVERY]
+            first = keys[: count - len(chance)] + [str(key) for key in chance]
+            keys = first + [key for key in keys if key not in first]
+        picked = {key: self._pool[key] for key in keys[:count]}
+        self._measured.update(picked)
+        self._pool = {key: self._pool[key] for key in keys[count : count + _POOL]}
         return [
-            Candidate(key, trace_text(measure.sch.trace), measure.sch.mod, measure, us)
-            for (key, measure), us in zip(fresh, predicted, strict=True)
+            Candidate(key, trace_text(measure.sch.trace), measure.sch.mod, measure, predicted[key])
+            for key, measure in picked.items()
         ]
 
     def _searching(self, seed: int) -> Any:
@@ -117,9 +144,29 @@ class TaskSearch:
             # A model that knows nothing gives evolution nothing to climb: then it only samples.
             population, generations = (64, 2) if informed else (32, 0)
             context = self._context(population, generations, seed)
+            if informed and not self._transplanted:
+                self._transplanted = True
+                self._transplant(context)
             context.pre_tuning(_ENDLESS, BATCH, self._design_spaces(), self._database, self._model)
             self._proposer = (informed, context)
         return self._proposer[1]
+
+    def _transplant(self, context: Any) -> None:
+        """Start from the best schedules of similar workloads: candidates themselves, and evolution's first parents."""
+        sketches = [transfer.sketch_of(trace_text(space.trace)) for space in self._design_spaces()]
+        stored = self._samples.best_schedules()
+        donors = [
+            transfer.sketch_of(trace)
+            for workload, traces in stored.items()
+            if workload != self.task.workload_key
+            for trace in traces
+        ]
+        for sketch, donor in transfer.most_alike(sketches, donors, _DONORS):
+            trace = transfer.transplant(sketch, donor)
+            schedule = transfer.scheduled(self.mod, trace, context.space_generator.postprocs)
+            if schedule is not None:
+                self._fill_pool([ms.MeasureCandidate(schedule, ms.arg_info.ArgInfo.from_entry_func(self.mod, True))])
+                self._commit(schedule.trace, _UNMEASURED_S * 1e6)
 
     def _context(self, population: int, generations: int, seed: int) -> Any:
         strategy = ms.search_strategy.EvolutionarySearch(
@@ -155,6 +202,8 @@ class TaskSearch:
         rows = features_of(self._model.extractor, context, [candidate.measure for candidate in candidates])
         for candidate, latency_us, features in zip(candidates, latencies_us, rows, strict=True):
             self._commit(candidate.measure.sch.trace, latency_us)
+            if latency_us is not None:
+                self._samples.add_schedule(self.task.workload_key, latency_us, candidate.trace)
             self._add_sample(candidate.key, features, latency_us)
             self.best_us = min(self.best_us, latency_us or math.inf)
 
