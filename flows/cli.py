@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from flows.shapes import parse_shapes
 from tasks.errors import InputError, TunewrightError
 
 if TYPE_CHECKING:
@@ -141,20 +142,6 @@ def one_line_errors(debug: bool) -> Iterator[None]:
         text = " ".join(str(error).split())
         errors.print(f"tunewright: {text}", highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(error.exit_status) from None
-
-
-def parse_shapes(texts: list[str]) -> dict[str, tuple[int, ...]]:
-    """``name=1,3,48,320`` by input name. Raises InputError."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for text in texts:
-        name, _, sizes = text.rpartition("=")
-        try:
-            shapes[name] = tuple(int(size) for size in sizes.split(",")) if sizes else ()
-        except ValueError:
-            name = ""
-        if not name:
-            raise InputError(f"--shape {text} is not NAME=SIZE,SIZE,...: for example --shape x=1,3,48,320")
-    return shapes
 
 
 def prepare_prefect(debug: bool) -> None:

@@ -11,6 +11,7 @@ from dataclasses import asdict
 
 from prefect import flow
 
+from flows.outcome import log_outcome, request_tags
 from flows.parameters import TuneParameters
 from infra.object_store import open_store
 from infra.record_store import RecordStore
@@ -138,7 +139,7 @@ def _start_log(run: TuningRun, model: ModelFile, parameters: TuneParameters) -> 
         **{f"measure.{key}": value for key, value in asdict(run.measure).items()},
         **{f"version.{key}": value for key, value in info.versions.items()},
     }  # fmt: skip
-    tags = {"tunewright.run_id": run.run_id, "tunewright.model": model.name}
+    tags = {"tunewright.run_id": run.run_id, "tunewright.model": model.name, **request_tags(parameters)}
     run.log = RunLog.start(config.tracking, config.experiment, f"{model.name} {run.run_id}", described, tags)
 
 
@@ -174,6 +175,7 @@ def _finish(run: TuningRun, summary: TuningSummary) -> None:
     assert run.log is not None
     run.log.log_tables({task.workload_key: run.book.of(task.workload_key) for task in run.tasks})
     run.log.log_sessions(run.session_log)
+    log_outcome(run)
     run.log.finish(summary)
 
 

@@ -7,7 +7,7 @@ import sys
 from functools import lru_cache
 from pathlib import Path
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -55,6 +55,39 @@ class Settings(BaseSettings):
     )
     measure_flush_cache: bool = Field(default=False, description="Flush the CPU cache before each repeat.")
 
+    scheduler: str = Field(
+        default="", description="Dask scheduler of the fleet, tls://host:port. Without one a run uses this machine only."
+    )
+    tls_dir: Path | None = Field(
+        default=None, description="Certificates of the fleet, made by 'tunewright certs'. Default: HOME/tls."
+    )
+    agents_per_run: int = Field(default=0, ge=0, description="Agents that one run may use at a time; 0: all.")
+    session_timeout_s: float = Field(
+        default=900.0, gt=0, description="A session on an agent that takes longer is given to another."
+    )
+    outage_patience_s: float = Field(
+        default=900.0, ge=0, description="How long a run waits for a store, MLflow or agents that are away."
+    )
+
+    webhook_secret: SecretStr = Field(
+        default=SecretStr(""), description="What MLflow signs its deliveries with; without it none is received."
+    )
+    webhook_body_bytes: int = Field(default=65536, ge=1024, description="Largest delivery that is read.")
+    start_attempts: int = Field(
+        default=3, ge=1, description="Runs that are started for one model version and target until one succeeds."
+    )
+    nightly_hours: float = Field(default=6.0, gt=0, description="Wall-clock hours that a night may take.")
+    nightly_minutes: float = Field(
+        default=30.0, gt=0, description="Minutes for a model whose tags name neither minutes nor trials."
+    )
+    nightly_models: int = Field(default=1, ge=1, description="Models that are tuned at the same time at night.")
+    nightly_least_gain: float = Field(
+        default=0.005, ge=0, description="A model of which less is expected, as a share of its latency, is skipped."
+    )
+    nightly_again_days: float = Field(
+        default=30.0, gt=0, description="A model with nothing to gain is tuned again after so many days."
+    )
+
     @property
     def store_url(self) -> str:
         """The object store in use."""
@@ -64,6 +97,11 @@ class Settings(BaseSettings):
     def tracking(self) -> str:
         """The MLflow tracking URI in use."""
         return self.tracking_uri or f"sqlite:///{self.home / 'mlflow.db'}"
+
+    @property
+    def certificates(self) -> Path:
+        """The folder of the fleet's certificates."""
+        return self.tls_dir or self.home / "tls"
 
     @property
     def core_count(self) -> int:

@@ -9,6 +9,9 @@
     |   |-- EngineUnavailable the engine's interpreter does not start, or its versions do not match
     |   |-- StoreError        the object store refuses or is away      retried
     |   |-- TrackingError     MLflow refuses or is away                retried
+    |   |-- PrefectError      Prefect's server refuses or is away      retried
+    |   |-- FleetError        the Dask scheduler is away, or no agent fits      retried
+    |   |-- RunInProgress     the model is being tuned for this target already  retried
     |   `-- DeviceBusy        somebody else is measuring on the device retried
     |-- EngineError           the engine failed at a step
     |   |-- EngineCrashed     its process died                         retried with a new process
@@ -66,6 +69,24 @@ class StoreError(SetupError):
 
 class TrackingError(SetupError):
     """MLflow refuses or cannot be reached. Raised by infra/run_log.py."""
+
+    retried = True
+
+
+class PrefectError(SetupError):
+    """Prefect's server refuses or cannot be reached. Raised by infra/flow_runs.py."""
+
+    retried = True
+
+
+class FleetError(SetupError):
+    """The scheduler cannot be reached, or no agent can do the work. Raised by infra/cluster.py, tasks/fleet.py."""
+
+    retried = True
+
+
+class RunInProgress(SetupError):
+    """Another run tunes the same model for the same target; names its holder. Raised by infra/lease.py."""
 
     retried = True
 

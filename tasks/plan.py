@@ -170,6 +170,13 @@ def expected_gain_us(state: TaskState, speed: tuple[float, float], in_flight: in
     return state.cost_us * min(rate, room)
 
 
+def remaining_share(states: Sequence[TaskState]) -> float:
+    """What one more session of every open task is expected to save, as a share of the model's latency."""
+    speed = _demonstrated_speed(states)
+    gain_us = sum(expected_gain_us(state, speed) for state in states if not _why_closed(state))
+    return gain_us / (model_latency_us(states) or 1.0)
+
+
 def closed_tasks(states: Sequence[TaskState]) -> Mapping[str, str]:
     """The tasks that get no more sessions, by name, and why."""
     return {state.task.name: why for state in states if (why := _why_closed(state))}

@@ -5,8 +5,9 @@ from __future__ import annotations
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from infra.champion import find_champion
 from infra.promotion import Champion, Race
-from infra.published_model import Publication, find_champion, publish_model
+from infra.published_model import Publication, publish_model
 from infra.settings import settings
 from tasks.errors import VerificationError
 from tasks.records import Artifact, EngineInfo, ModelFile, PublishedVersion, Verdict
@@ -32,5 +33,5 @@ def publish(run_id: str, model: ModelFile, artifact: Artifact, verdict: Verdict,
         )
     assert run.log is not None
     info: EngineInfo = run.engine.describe()
-    publication = Publication(model.name, run.log.run_id, model, info, artifact, verdict)
+    publication = Publication(model.name, run.log.run_id, model, info, artifact, verdict, run.options.target)
     return publish_model(settings().tracking, run.store, publication, race)
