@@ -19,9 +19,11 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.meta_schedule.trace_apply import schedule_using_anchor_trace
 
 from tasks.engines.interface import BuildRequest
+from tasks.engines.measuring.workshop import DEFAULT_KEY, kernel_symbol
 from tasks.engines.relax import loader
-from tasks.engines.relax.candidates import BUILD_CONFIG, describe_failure, kernel_symbol
-from tasks.engines.relax.search import DEFAULT_KEY, default_schedule, replay
+from tasks.engines.relax.candidates import BUILD_CONFIG, describe_failure
+from tasks.engines.relax.search import default_schedule, replay
+from tasks.engines.relax.sources import Winner, write_sources
 from tasks.engines.relax.subgraphs import as_workload, prim_funcs, structural_key
 from tasks.engines.wire import to_plain
 from tasks.errors import EngineError
@@ -35,11 +37,15 @@ _NOTHING = "tunewright_nothing"
 
 @dataclass(frozen=True)
 class Kernel:
-    """A scheduled subgraph: its workload and candidate keys name the object file it is compiled to."""
+    """A scheduled subgraph: its workload and candidate keys name the object file it is compiled to.
+
+    ``trace`` is empty for the default schedule.
+    """
 
     workload_key: str
     candidate_key: str
     func: Any
+    trace: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,22 +62,35 @@ class Material:
     compile_kernels: Callable[[Sequence[Kernel]], Mapping[str, str]] | None
 
 
+@dataclass(frozen=True)
+class _Compiled:
+    """The object files by workload key, or the library of a target that has none."""
+
+    objects: Mapping[str, str]
+    library: Any = None
+
+
 def build(request: BuildRequest, material: Material) -> Artifact:
     """Compile the fused module into ``request.out_dir``. Raises EngineError."""
     kernels, choices = _choose_kernels(request, material)
     out = Path(request.out_dir)
     out.mkdir(parents=True, exist_ok=True)
     try:
-        _compile(material, kernels, str(out / "model.so"))
+        compiled = _compile(material, kernels, str(out / "model.so"))
     except EngineError:
         raise
     except Exception as error:
         raise EngineError(f"TVM cannot build the model: {describe_failure(error)}") from error
     shutil.copyfile(str(loader.__file__), out / "loader.py")
-    manifest = _manifest(request, choices)
+    manifest = {
+        **_manifest(request, choices),
+        "kernels": {name: kernel.workload_key for name, kernel in kernels.items()},
+    }
     (out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
     digest = _digest(out)
     size = sum(path.stat().st_size for path in out.iterdir())
+    if request.sources_dir:
+        write_sources(_winners(request, kernels, choices, compiled.objects), material.target, compiled.library)
     return Artifact(str(out), digest, size, request.tuned, choices)
 
 
@@ -87,17 +106,39 @@ def _choose_kernels(request: BuildRequest, material: Material) -> tuple[dict[str
         if subgraph is None:
             continue  # nothing calls it
         if key not in scheduled:
-            body, choices[key] = _schedule_one(request, material, subgraph)
+            body, trace, choices[key] = _schedule_one(request, material, subgraph)
             candidate = choices[key].candidate_key or DEFAULT_KEY
             if request.fused.granularity == "operator" and candidate != DEFAULT_KEY:
                 candidate = f"anchor-{candidate}"  # the trace of another workload makes another kernel
-            scheduled[key] = Kernel(key, candidate, body)
+            scheduled[key] = Kernel(key, candidate, body, trace)
         kernels[name] = scheduled[key]
     return kernels, tuple(choices.values())
 
 
-def _schedule_one(request: BuildRequest, material: Material, subgraph: FusedSubgraph) -> tuple[Any, SubgraphChoice]:
-    """The fastest record that still replays, else the default schedule; with what became of the choice."""
+def _winners(
+    request: BuildRequest, kernels: Mapping[str, Kernel], choices: Sequence[SubgraphChoice], objects: Mapping[str, str]
+) -> list[Winner]:
+    """What was built of each subgraph, in the order of the choices; a folder each, named by what was tuned."""
+    chosen = {choice.workload_key: choice for choice in choices}
+    tuned = {subgraph.workload_key: request.fused.tuned_key(subgraph) for subgraph in request.fused.subgraphs}
+    winners: dict[str, Winner] = {}
+    used: set[str] = set()
+    for function, kernel in kernels.items():
+        key = kernel.workload_key
+        if key in winners:
+            continue
+        folder = Path(request.sources_dir) / tuned[key]
+        if tuned[key] in used:  # several subgraphs around one anchor
+            folder /= chosen[key].name
+        used.add(tuned[key])
+        winners[key] = Winner(chosen[key], folder, function, kernel.func, kernel.trace, objects.get(key, ""))
+    return list(winners.values())
+
+
+def _schedule_one(
+    request: BuildRequest, material: Material, subgraph: FusedSubgraph
+) -> tuple[Any, str, SubgraphChoice]:
+    """The fastest record that still replays, else the default schedule; its trace, what became of the choice."""
     key = subgraph.workload_key
     tuned_key = request.fused.tuned_key(subgraph)
     workload, notes = material.workloads[key], []
@@ -106,14 +147,14 @@ def _schedule_one(request: BuildRequest, material: Material, subgraph: FusedSubg
         chosen = SubgraphChoice(subgraph.name, key, record.record_id, record.candidate_key, record.latency_us)
         if not record.schedule:
             note = "the default schedule is the fastest measured"
-            return default, dataclasses.replace(chosen, note=note)
+            return default, "", dataclasses.replace(chosen, note=note)
         try:
             scheduled = _replay(record, key, tuned_key, material)
         except Exception as error:
             notes.append(f"record {record.record_id} does not replay ({type(error).__name__})")
             continue
-        return scheduled, dataclasses.replace(chosen, note="; ".join(notes))
-    return default, SubgraphChoice(subgraph.name, key, "", "", None, "; ".join(notes))
+        return scheduled, record.schedule, dataclasses.replace(chosen, note="; ".join(notes))
+    return default, "", SubgraphChoice(subgraph.name, key, "", "", None, "; ".join(notes))
 
 
 def _replay(record: TuningRecord, key: str, tuned_key: str, material: Material) -> Any:
@@ -128,7 +169,7 @@ def _replay(record: TuningRecord, key: str, tuned_key: str, material: Material) 
     return schedule.mod["main"]
 
 
-def _compile(material: Material, kernels: Mapping[str, Kernel], path: str) -> None:
+def _compile(material: Material, kernels: Mapping[str, Kernel], path: str) -> _Compiled:
     """Write the library: the executable for TVM's virtual machine and all kernels."""
     target = material.target
     mod = tvm.IRModule(dict(material.lowered.functions_items()), attrs=material.lowered.attrs)
@@ -140,8 +181,9 @@ def _compile(material: Material, kernels: Mapping[str, Kernel], path: str) -> No
     )
     with tvm.transform.PassContext(opt_level=3, config=BUILD_CONFIG):
         if material.compile_kernels is None:
-            relax.build(mod, target=target, relax_pipeline=lower).export_library(path)
-            return
+            executable = relax.build(mod, target=target, relax_pipeline=lower)
+            executable.export_library(path)
+            return _Compiled({}, executable.mod)
         distinct = {kernel.workload_key: kernel for kernel in kernels.values()}
         objects = material.compile_kernels(tuple(distinct.values()))
         aliases = {name: kernel_symbol(kernel.workload_key) for name, kernel in kernels.items()}
@@ -152,6 +194,7 @@ def _compile(material: Material, kernels: Mapping[str, Kernel], path: str) -> No
             addons=sorted(objects.values()),
             options=[f"-Wl,--defsym={_PREFIX}{name}={_PREFIX}{symbol}" for name, symbol in aliases.items()],
         )
+        return _Compiled(objects)
 
 
 def _link(lowered: Any, target: Any, aliases: Mapping[str, str]) -> Any:

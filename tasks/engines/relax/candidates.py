@@ -14,6 +14,7 @@ import tvm
 from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 
 from tasks.engines.measuring.checking import GuardedArray, WrongOutput, compare, seed_of
+from tasks.engines.measuring.workshop import kernel_symbol
 from tasks.records import MeasureSettings
 
 try:  # loading an object file is faster than linking it and opening a library
@@ -168,11 +169,6 @@ class Runner:
 def make_runner(options: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Any]:
     """A handler that times candidates on ``options["device"]``."""
     return Runner(str(options["device"]))
-
-
-def kernel_symbol(workload_key: str) -> str:
-    """What a compiled workload is called: measured and shipped objects have the same name in them."""
-    return f"k_{workload_key}"
 
 
 def load_library(path: str) -> Any:

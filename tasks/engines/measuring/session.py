@@ -1,22 +1,30 @@
-"""Runs one session: proposes candidates, has them measured, and writes each outcome down."""
+"""Runs one session: proposes candidates, has them measured, and writes each outcome down.
+
+What a candidate is and how it is compiled is the engine's: it gives a ``Workshop``. Free of any TVM
+version. Standard library only, Python 3.10.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import tvm
-
 from tasks.engines.interface import best_first
 from tasks.engines.measuring.journal import Journal, read_journal
 from tasks.engines.measuring.pipeline import Job, Outcome, Pipeline
-from tasks.engines.relax.candidates import kernel_symbol
-from tasks.engines.relax.search import BATCH, DEFAULT_KEY, Candidate, TaskSearch, default_schedule, replay
-from tasks.engines.relax.subgraphs import arguments
+from tasks.engines.measuring.workshop import (
+    BATCH,
+    DEFAULT_KEY,
+    Candidate,
+    Search,
+    Workshop,
+    build_job,
+    built_object,
+)
 from tasks.errors import StoreError
 from tasks.records import (
     Failure,
@@ -42,9 +50,7 @@ class Surroundings:
 
     engine: str
     tvm_version: str
-    target: Any
     target_key: str
-    target_json: str
     device: str
     host: str
     scratch: Path
@@ -74,6 +80,7 @@ class _Trial:
     trace: str
     phase: str
     predicted_us: float | None = None
+    implementation: str = ""
 
 
 class SessionRunner:
@@ -83,13 +90,13 @@ class SessionRunner:
         self,
         pipeline: Pipeline,
         around: Surroundings,
-        search_of: Callable[[TuningTask], TaskSearch],
+        workshop: Workshop,
         kept: dict[str, list[tuple[float, str]]],
     ) -> None:
         """``kept``: by workload the latencies and candidate keys whose objects are kept, over all sessions."""
         self._pipeline = pipeline
         self._around = around
-        self._search_of = search_of
+        self._workshop = workshop
         self._kept = kept
 
     def run(self, session: Session, emit: Callable[[str, Any], None], stop: Callable[[], bool]) -> SessionResult:
@@ -125,7 +132,7 @@ class SessionRunner:
     def _search(self, progress: _Progress, known: Sequence[TuningRecord]) -> tuple[bool, str]:
         session = progress.session
         started = time.monotonic()
-        search = self._search_of(session.task)
+        search = self._workshop.search_of(session.task)
         search.learn(known)
         progress.spend("search", time.monotonic() - started)
         self._build_reference(progress)
@@ -147,14 +154,15 @@ class SessionRunner:
         return search.exhausted, note
 
     def _measure_batch(
-        self, progress: _Progress, search: TaskSearch, candidates: Sequence[Candidate]
+        self, progress: _Progress, search: Search, candidates: Sequence[Candidate]
     ) -> dict[str, float | None]:
         session = progress.session
         trials, jobs = {}, []
         for candidate in candidates:
             trials[candidate.key] = _Trial(
-                session.task, candidate.key, candidate.trace, "search", candidate.predicted_us
-            )
+                session.task, candidate.key, candidate.trace, "search", candidate.predicted_us,
+                getattr(candidate, "implementation", ""),
+            )  # fmt: skip
             jobs.append(self._job(session, search, candidate))
         latencies = self._measure(progress, jobs, trials)
         self._keep_best(session.task.workload_key, latencies)
@@ -167,7 +175,7 @@ class SessionRunner:
         ranked.sort()
         failed = [key for key, us in latencies.items() if us is None]
         for key in [*failed, *(key for _, key in ranked[_KEPT_OBJECTS:])]:
-            path = built_object(self._around, workload_key, key)
+            path = built_object(self._around.scratch, workload_key, key)
             if path:
                 Path(path).unlink()
         del ranked[_KEPT_OBJECTS:]
@@ -175,30 +183,24 @@ class SessionRunner:
     def _confirm(self, progress: _Progress, known: Sequence[TuningRecord]) -> str:
         """Time the best few again, taking turns, so that a slow minute hits all of them alike."""
         session = progress.session
-        search = self._search_of(session.task)
         best = _to_confirm(known, session.trials)
         self._build_reference(progress)
-        candidates, builds, skipped = [], [], 0
+        confirmed, builds, skipped = [], [], 0
         merged: dict[str, list[Outcome]] = {}
         for record in best:
             try:
-                mod = (
-                    replay(search.mod, record.schedule).mod
-                    if record.schedule
-                    else default_schedule(search.mod, self._around.target)
-                )
+                part = self._part_of(session.task, record)
             except Exception:
                 skipped += 1
                 continue
-            candidates.append(Candidate(record.candidate_key, record.schedule, mod, None, None))
-            path = built_object(self._around, session.task.workload_key, record.candidate_key)
+            confirmed.append(record)
+            path = built_object(self._around.scratch, session.task.workload_key, record.candidate_key)
             if path:
                 merged[record.candidate_key] = [Outcome(record.candidate_key, path=path)]
                 continue
-            build = self._build_part(mod, session.task.workload_key, record.candidate_key)
-            builds.append(Job(record.candidate_key, build, {}))
+            builds.append(Job(record.candidate_key, self._to_build(session.task, record.candidate_key, part), {}))
         self._run(progress, builds, _ignore, lambda built: merged.__setitem__(built.key, [built]))
-        run = self._run_part(session, session.task, search.args, 0.0)
+        run = self._run_part(session, session.task, 0.0)
         for _ in range(_CONFIRM_ROUNDS):
             jobs = [
                 Job(key, {}, {**run, "path": built[0].path}, keep=True)
@@ -206,9 +208,10 @@ class SessionRunner:
                 if built[0].path
             ]
             self._run(progress, jobs, _ignore, lambda timed: merged[timed.key].append(timed))
-        for candidate in candidates:
-            trial = _Trial(session.task, candidate.key, candidate.trace, "confirm")
-            self._record(progress, trial, _merge(merged.get(candidate.key, [])))
+        for record in confirmed:
+            key = record.candidate_key
+            trial = _Trial(session.task, key, record.schedule, "confirm", None, record.implementation)
+            self._record(progress, trial, _merge(merged.get(key, [])))
         return f"{skipped} stored records do not replay" if skipped else ""
 
     def _measure(self, progress: _Progress, jobs: Sequence[Job], trials: dict[str, _Trial]) -> dict[str, float | None]:
@@ -266,7 +269,7 @@ class SessionRunner:
             trial=progress.next_trial if trial.phase != "default" else 0, phase=trial.phase,
             schedule=trial.trace, started_at=time.time() - outcome.run_s, device=around.device,
             host=around.host, measurement=measurement, failure=outcome.failure,
-            predicted_us=trial.predicted_us,
+            predicted_us=trial.predicted_us, implementation=trial.implementation,
         )  # fmt: skip
         try:
             progress.journal.append(record)
@@ -283,65 +286,47 @@ class SessionRunner:
         progress.emit("record", record)
         return record
 
-    def _job(self, session: Session, search: TaskSearch, candidate: Candidate) -> Job:
+    def _part_of(self, task: TuningTask, record: TuningRecord) -> Mapping[str, Any]:
+        """What builds ``record``'s schedule. Raises whatever TVM raises where it no longer applies."""
+        return self._workshop.stored_part(task, record) if record.schedule else self._workshop.default_part(task)
+
+    def _job(self, session: Session, search: Search, candidate: Candidate) -> Job:
         best_us = search.best_us if math.isfinite(search.best_us) else 0.0
-        run = self._run_part(session, session.task, search.args, best_us)
-        build = self._build_part(candidate.mod, session.task.workload_key, candidate.key)
-        return Job(candidate.key, build, run, keep=True)
+        part = self._workshop.candidate_part(session.task, candidate)
+        run = self._run_part(session, session.task, best_us)
+        return Job(candidate.key, self._to_build(session.task, candidate.key, part), run, keep=True)
 
     def _default_job(self, session: Session, task: TuningTask) -> Job:
-        mod, build = self._default_build(task)
         # Until it has run once itself, the default has nothing to be compared with.
-        run = {**self._run_part(session, task, arguments(mod), 0.0), "reference": ""}
-        return Job(task.workload_key, build, run, keep=True)
+        run = {**self._run_part(session, task, 0.0), "reference": ""}
+        return Job(task.workload_key, self._default_build(task), run, keep=True)
 
-    def _default_build(self, task: TuningTask) -> tuple[Any, dict[str, Any]]:
-        mod = tvm.ir.load_json(Path(task.workload_path).read_text())
-        default = default_schedule(mod, self._around.target)
-        return mod, self._build_part(default, task.workload_key, DEFAULT_KEY)
+    def _default_build(self, task: TuningTask) -> Mapping[str, Any]:
+        return self._to_build(task, DEFAULT_KEY, self._workshop.default_part(task))
+
+    def _to_build(self, task: TuningTask, candidate_key: str, part: Mapping[str, Any]) -> Mapping[str, Any]:
+        return build_job(part, self._around.scratch, task.workload_key, candidate_key)
 
     def _build_reference(self, progress: _Progress) -> None:
         """Have the default schedule at hand where an earlier process measured it."""
         task = progress.session.task
         if not self._reference(task):
-            job = Job(task.workload_key, self._default_build(task)[1], {})
+            job = Job(task.workload_key, self._default_build(task), {})
             self._run(progress, [job], _ignore, _ignore)
 
-    def _run_part(self, session: Session, task: TuningTask, args: Sequence[Any], best_us: float) -> dict[str, Any]:
+    def _run_part(self, session: Session, task: TuningTask, best_us: float) -> dict[str, Any]:
         return {
             "workload": task.workload_key,
-            "args": [[list(shape), dtype] for shape, dtype in args],
+            "args": [[list(shape), dtype] for shape, dtype in self._workshop.arguments(task)],
             "outputs": len(task.subgraph.outputs) if task.workload_key == task.subgraph.workload_key else 1,
             "settings": asdict(session.settings),
             "best_us": best_us,
             "reference": self._reference(task),
         }
 
-    def _build_part(self, mod: Any, workload_key: str, candidate_key: str) -> dict[str, Any]:
-        return build_part(mod, self._around, workload_key, candidate_key)
-
     def _reference(self, task: TuningTask) -> str:
         """The built default schedule of ``task``: what it computes is what every candidate must compute."""
-        return built_object(self._around, task.workload_key, DEFAULT_KEY)
-
-
-def build_part(mod: Any, around: Surroundings, workload_key: str, candidate_key: str) -> dict[str, Any]:
-    """What a builder needs to compile ``mod``, the scheduled workload, to an object in the scratch folder."""
-    return {
-        "mod": tvm.ir.save_json(mod),
-        "symbol": kernel_symbol(workload_key),
-        "target": around.target_json,
-        "stem": str(around.scratch / f"{workload_key}-{candidate_key}"),
-    }
-
-
-def built_object(around: Surroundings, workload_key: str, candidate_key: str) -> str:
-    """The path of a kernel that this process has compiled and kept, or an empty text."""
-    for suffix in (".o", ".so"):
-        path = around.scratch / f"{workload_key}-{candidate_key}{suffix}"
-        if path.exists():
-            return str(path)
-    return ""
+        return built_object(self._around.scratch, task.workload_key, DEFAULT_KEY)
 
 
 def _known(session: Session) -> tuple[TuningRecord, ...]:
