@@ -71,6 +71,14 @@ class CompiledModel:
         results = [result] if hasattr(result, "numpy") else list(result)
         return {spec["name"]: r.numpy() for spec, r in zip(self.manifest["outputs"], results, strict=True)}
 
+    def watch(self, instrument: Any) -> None:
+        """Have ``instrument(function, name, before, result, *arguments)`` called around every call; None ends it."""
+        self._vm._set_instrument(instrument)
+
+    def sync(self) -> None:
+        """Wait until the device has nothing left to do."""
+        self._device.sync()
+
     def time_ms(self, inputs: dict[str, Any], repeats: int) -> list[float]:
         """Run ``repeats`` times on inputs that are on the device already; each run's milliseconds."""
         tensors = self.place(inputs)
