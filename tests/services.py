@@ -68,6 +68,9 @@ def mlflow_server(folder: Path, start_timeout_s: float = 120.0) -> Iterator[str]
         *("--artifacts-destination", str(folder / "artifacts")),
     ]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MLFLOW_")}
+    # Tests receive webhooks on this machine, by plain HTTP, right after they were registered.
+    environment |= {"MLFLOW_WEBHOOK_ALLOWED_SCHEMES": "http,https", "MLFLOW_WEBHOOK_ALLOW_PRIVATE_IPS": "true"}
+    environment |= {"MLFLOW_WEBHOOK_CACHE_TTL": "1"}
     with (folder / "mlflow.log").open("wb") as log:
         # A group of its own: the server starts workers, and all must end with the test.
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=folder, start_new_session=True)
