@@ -5,36 +5,23 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
+from flows import service_commands
+from flows.command_line import one_line_errors, prepare_prefect
 from flows.shapes import parse_shapes
-from tasks.errors import InputError, TunewrightError
+from tasks.errors import InputError
 
 if TYPE_CHECKING:
     from flows.parameters import TuneParameters
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-#: Services of Prefect's embedded server that a single run has no use for. They poll, and what polls
-#: disturbs measurements. A server of its own, named by PREFECT_API_URL, is not touched by this.
-_IDLE_SERVICES = (
-    "SCHEDULER",
-    "LATE_RUNS",
-    "CANCELLATION_CLEANUP",
-    "PAUSE_EXPIRATIONS",
-    "FOREMAN",
-    "REPOSSESSOR",
-    "TRIGGERS",
-)
-
+service_commands.add_to(app)
 console = Console()
-errors = Console(stderr=True)
 
 ModelArgument = Annotated[str, typer.Argument(help="ONNX file, models:/name/version or @alias, runs:/..., s3://...")]
 ShapeOption = Annotated[list[str] | None, typer.Option("--shape", help="Sizes of an input: name=1,3,48,320.")]
@@ -121,43 +108,6 @@ def ui(port: int = 5000, host: str = "127.0.0.1") -> None:
     settings().home.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri, "--host", host, "--port", str(port)]
     os.execv(sys.executable, command)  # noqa: S606 - it becomes the server, Ctrl-C goes to it
-
-
-@contextmanager
-def one_line_errors(debug: bool) -> Iterator[None]:
-    """What went wrong and what to do, in one line; the class of the error decides the exit status."""
-    from tasks.run import close_engines
-
-    try:
-        yield
-    except KeyboardInterrupt:
-        close_engines()
-        errors.print("stopped; what was measured is stored, the same command continues", highlight=False)
-        raise typer.Exit(130) from None
-    except TunewrightError as error:
-        close_engines()
-        if debug:
-            traceback.print_exc()
-            errors.print(error.__dict__.get("detail", ""), highlight=False, markup=False)
-        text = " ".join(str(error).split())
-        errors.print(f"tunewright: {text}", highlight=False, markup=False, soft_wrap=True)
-        raise typer.Exit(error.exit_status) from None
-
-
-def prepare_prefect(debug: bool) -> None:
-    """Settings that Prefect reads when it is imported; those that the user made stay."""
-    quiet = {} if debug else {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL"}
-    for name, value in {
-        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "PREFECT_LOGGING_EXTRA_LOGGERS": "tunewright",
-        **{f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in _IDLE_SERVICES},
-        **quiet,
-    }.items():
-        os.environ.setdefault(name, value)
-    # Prefect's server does not make the folder of its database, and then waits for itself in vain.
-    home = Path(os.environ.get("PREFECT_HOME", "~/.prefect")).expanduser()
-    home.mkdir(parents=True, exist_ok=True)
 
 
 def _parameters(**values: object) -> TuneParameters:

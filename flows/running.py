@@ -64,12 +64,16 @@ def _start_prefect() -> threading.Thread:
 
 
 def _check(parameters: TuneParameters) -> None:
-    """What would end the run later ends it now. Raises what the steps raise."""
+    """What would end the run later ends it now. Raises what the steps raise.
+
+    The engine keeps what it imports here: the flow's own import and fusion find it done.
+    """
     config = settings()
     _make_home(config.home)
     open_store(config.store_url, config.s3_endpoint_url or None).check()
-    _import(parameters)
-    engine_for(parameters.child_options()).describe()
+    model = _import(parameters)
+    engine = engine_for(parameters.child_options())
+    engine.fuse(engine.import_model(model), parameters.granularity)
     Tracking(config.tracking).check()
 
 

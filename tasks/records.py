@@ -168,6 +168,7 @@ class MeasureSettings:
     build_timeout_s: float = 30.0
     build_memory_bytes: int = 4 << 30
     run_timeout_s: float = 20.0
+    run_memory_bytes: int = 8 << 30
     check_output: bool = True
     #: A candidate whose first call takes this many times the best latency is not timed further.
     hopeless_ratio: float = 4.0
@@ -246,7 +247,8 @@ class Session:
     default schedule of each of ``tasks``, phase ``confirm`` the best ``trials`` records of its task
     again, interleaved. ``known_path`` names a file with the records that exist already, a line each;
     ``samples_dir`` a folder with what the cost model learned before, to which the session adds a file.
-    ``stop_at`` is a Unix time after which no trial is begun.
+    ``stop_at`` is a Unix time after which no trial is begun. Of ``slice_count`` slices of the search space,
+    divided by candidate key, a session measures only ``slice_index``: several agents may work on one task.
     """
 
     session_id: str
@@ -262,6 +264,8 @@ class Session:
     samples_dir: str = ""
     first_trial: int = 0
     stop_at: float | None = None
+    slice_index: int = 0
+    slice_count: int = 1
 
     @property
     def task(self) -> TuningTask:

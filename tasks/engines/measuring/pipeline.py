@@ -23,6 +23,11 @@ from tasks.engines.measuring.zygote import Worker, WorkerDied, WorkerError, Work
 from tasks.records import Failure, MeasureSettings
 
 
+def never() -> bool:
+    """Nobody asks for an end."""
+    return False
+
+
 @dataclass(frozen=True)
 class Placement:
     """Where builders and the runner may run."""
@@ -107,14 +112,23 @@ class Pipeline:
         self.windows = Windows()
         build = WorkerOptions("build", {}, placement.builder_cores, settings.build_memory_bytes)
         self._builders = [_Slot(build) for _ in range(placement.builders)]
-        self._runner = _Slot(WorkerOptions("run", {"device": device}, placement.runner_cores))
+        # A GPU's driver reserves address space without end: there the limit would end every run.
+        limit_bytes = settings.run_memory_bytes if device.startswith("cpu") else 0
+        self._runner = _Slot(WorkerOptions("run", {"device": device}, placement.runner_cores, limit_bytes))
         self._waiting: deque[Job] = deque()
         self._built: deque[_Built] = deque()
 
     def measure(
-        self, jobs: Sequence[Job], on_start: Callable[[str], None], on_outcome: Callable[[Outcome], None]
+        self,
+        jobs: Sequence[Job],
+        on_start: Callable[[str], None],
+        on_outcome: Callable[[Outcome], None],
+        is_over: Callable[[], bool] = never,
     ) -> None:
-        """Build and time ``jobs``. ``on_start`` hears a key before it is timed, ``on_outcome`` the result."""
+        """Build and time ``jobs``. ``on_start`` hears a key before it is timed, ``on_outcome`` the result.
+
+        Once ``is_over``, which is asked after each build and each run, nothing more is begun.
+        """
         self._waiting.extend(job for job in jobs if job.build)
         self._built.extend(_Built(job, job.run["path"], 0.0) for job in jobs if not job.build)
         try:
@@ -125,13 +139,15 @@ class Pipeline:
                     outcome = self._finish(slot, answered)
                     if outcome is not None:
                         on_outcome(outcome)
+                if is_over():
+                    self._drop_waiting()
         except BaseException:
             # Nobody waits for these jobs any more, and the next batch must not meet them.
-            self.drop_waiting()
+            self._drop_waiting()
             self.close()
             raise
 
-    def drop_waiting(self) -> None:
+    def _drop_waiting(self) -> None:
         """Forget the jobs that have not begun to run; what is in a worker is finished by ``measure``."""
         self._waiting.clear()
         while self._built:

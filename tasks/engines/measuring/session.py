@@ -15,7 +15,7 @@ from typing import Any
 
 from tasks.engines.interface import best_first
 from tasks.engines.measuring.journal import Journal, read_journal
-from tasks.engines.measuring.pipeline import Job, Outcome, Pipeline
+from tasks.engines.measuring.pipeline import Job, Outcome, Pipeline, never
 from tasks.engines.measuring.workshop import (
     BATCH,
     DEFAULT_KEY,
@@ -36,6 +36,8 @@ from tasks.records import (
     short_hash,
 )
 
+#: Default schedules that are built before the first of them is measured.
+_FIRST_BATCH = 4
 #: How often the best candidates are timed again in a confirmation, taking turns.
 _CONFIRM_ROUNDS = 3
 #: Built candidates of a workload that are kept for confirmation and for the artifact.
@@ -121,11 +123,12 @@ class SessionRunner:
     def _defaults(self, progress: _Progress, measured: set[str]) -> None:
         """Measure the default schedule of every task that has none yet."""
         tasks = [task for task in progress.session.tasks if task.workload_key not in measured]
-        # In batches, so that the first measurement need not wait until all are built.
-        for start in range(0, len(tasks), BATCH):
+        # In batches, the first one small, so that the first measurement need not wait until all are built.
+        starts = [0, *range(_FIRST_BATCH, len(tasks), BATCH)]
+        for start, end in zip(starts, [*starts[1:], len(tasks)], strict=True):
             if self._is_over(progress):
                 break
-            batch = tasks[start : start + BATCH]
+            batch = tasks[start:end]
             trials = {task.workload_key: _Trial(task, DEFAULT_KEY, "", "default") for task in batch}
             self._measure(progress, [self._default_job(progress.session, task) for task in batch], trials)
 
@@ -135,7 +138,7 @@ class SessionRunner:
         search = self._workshop.search_of(session.task)
         search.learn(known)
         progress.spend("search", time.monotonic() - started)
-        self._build_reference(progress)
+        note = self._build_reference(progress)
         left = session.trials
         while left > 0 and not self._is_over(progress):
             started = time.monotonic()
@@ -150,7 +153,8 @@ class SessionRunner:
             if done:
                 search.report(done, [latencies[c.key] for c in done])
             progress.spend("search", time.monotonic() - started)
-        note = f"{len(search.skipped)} stored records do not replay" if search.skipped else ""
+        if search.skipped:
+            note = _both(note, f"{len(search.skipped)} stored records do not replay")
         return search.exhausted, note
 
     def _measure_batch(
@@ -184,7 +188,7 @@ class SessionRunner:
         """Time the best few again, taking turns, so that a slow minute hits all of them alike."""
         session = progress.session
         best = _to_confirm(known, session.trials)
-        self._build_reference(progress)
+        note = self._build_reference(progress)
         confirmed, builds, skipped = [], [], 0
         merged: dict[str, list[Outcome]] = {}
         for record in best:
@@ -212,7 +216,7 @@ class SessionRunner:
             key = record.candidate_key
             trial = _Trial(session.task, key, record.schedule, "confirm", None, record.implementation)
             self._record(progress, trial, _merge(merged.get(key, [])))
-        return f"{skipped} stored records do not replay" if skipped else ""
+        return _both(note, f"{skipped} stored records do not replay") if skipped else note
 
     def _measure(self, progress: _Progress, jobs: Sequence[Job], trials: dict[str, _Trial]) -> dict[str, float | None]:
         """Measure and record; the latencies by candidate, None where it failed."""
@@ -221,8 +225,6 @@ class SessionRunner:
         def on_outcome(outcome: Outcome) -> None:
             record = self._record(progress, trials[outcome.key], outcome)
             latencies[outcome.key] = record.latency_us
-            if self._is_over(progress):
-                self._pipeline.drop_waiting()
 
         def on_start(key: str) -> None:
             trial = trials[key]
@@ -230,7 +232,7 @@ class SessionRunner:
                                     "trial": progress.next_trial, "trace": trial.trace,
                                     "phase": trial.phase, "task_name": trial.task.name})  # fmt: skip
 
-        self._run(progress, jobs, on_start, on_outcome)
+        self._run(progress, jobs, on_start, on_outcome, lambda: self._is_over(progress))
         return latencies
 
     def _run(
@@ -239,11 +241,12 @@ class SessionRunner:
         jobs: Sequence[Job],
         on_start: Callable[[str], None],
         on_outcome: Callable[[Outcome], None],
+        is_over: Callable[[], bool] = never,
     ) -> None:
         """Have the pipeline do ``jobs``, and account for the wall-clock time that it was busy."""
         windows = self._pipeline.windows
         seen = len(windows.builds), len(windows.runs)
-        self._pipeline.measure(jobs, on_start, on_outcome)
+        self._pipeline.measure(jobs, on_start, on_outcome, is_over)
         run_wall_s = _covered_s(windows.runs[seen[1] :])
         busy_s = _covered_s([*windows.builds[seen[0] :], *windows.runs[seen[1] :]])
         progress.spend("run_wall", run_wall_s)
@@ -307,12 +310,20 @@ class SessionRunner:
     def _to_build(self, task: TuningTask, candidate_key: str, part: Mapping[str, Any]) -> Mapping[str, Any]:
         return build_job(part, self._around.scratch, task.workload_key, candidate_key)
 
-    def _build_reference(self, progress: _Progress) -> None:
-        """Have the default schedule at hand where an earlier process measured it."""
+    def _build_reference(self, progress: _Progress) -> str:
+        """Have the default schedule at hand where an earlier process measured it; a note where it cannot be built."""
         task = progress.session.task
+        failed: list[Failure] = []
+
+        def on_outcome(outcome: Outcome) -> None:
+            if outcome.failure is not None:
+                failed.append(outcome.failure)
+
         if not self._reference(task):
-            job = Job(task.workload_key, self._default_build(task), {})
-            self._run(progress, [job], _ignore, _ignore)
+            self._run(progress, [Job(task.workload_key, self._default_build(task), {})], _ignore, on_outcome)
+        if not failed:
+            return ""
+        return f"outputs were not compared, since the default schedule does not build: {failed[0].message}"
 
     def _run_part(self, session: Session, task: TuningTask, best_us: float) -> dict[str, Any]:
         return {
@@ -355,6 +366,10 @@ def _covered_s(windows: Sequence[tuple[float, float]]) -> float:
         covered_s += max(0.0, end - max(start, reached))
         reached = max(reached, end)
     return covered_s
+
+
+def _both(first: str, second: str) -> str:
+    return f"{first}; {second}" if first else second
 
 
 def _ignore(_: Any) -> None:

@@ -31,6 +31,7 @@ class RelaxEngine(MeasuringEngine):
     def __init__(self, options: EngineOptions, zygote: Zygote) -> None:
         super().__init__(options, zygote, targets.resolve(options.target, options.threads))
         self._tvm_target = targets.to_tvm(self._target)
+        self._imported: dict[str, tuple[Any, dict[str, int]]] = {}
         self._inventories: dict[str, tuple[frontend.Fused, Inventory]] = {}
         self._model = XgbCostModel(Samples(), options.threads, options.seed)
         self._workloads = RelaxWorkshop(self._tvm_target, self._target.spec, self._model)
@@ -46,7 +47,7 @@ class RelaxEngine(MeasuringEngine):
         )
 
     def import_model(self, model: ModelFile) -> ImportedModule:
-        _, operators = frontend.translate(model.path)
+        _, operators = self._translated(model)
         return ImportedModule(model, self.describe(), operators, model.inputs, model.outputs)
 
     def fuse(self, imported: ImportedModule, granularity: str) -> FusedModule:
@@ -68,11 +69,17 @@ class RelaxEngine(MeasuringEngine):
             ]
         )
 
+    def _translated(self, model: ModelFile) -> tuple[Any, dict[str, int]]:
+        """The imported module and how often it has each operator."""
+        if model.digest not in self._imported:
+            self._imported[model.digest] = frontend.translate(model.path)
+        return self._imported[model.digest]
+
     def _inventory(self, imported: ImportedModule) -> tuple[frontend.Fused, Inventory]:
         """The fused module; a child that was restarted makes it anew from the model's file."""
         digest = imported.model.digest
         if digest not in self._inventories:
-            mod, _ = frontend.translate(imported.model.path)
+            mod, _ = self._translated(imported.model)
             fused = frontend.fuse(mod, self._tvm_target)
             self._inventories[digest] = (fused, take_inventory(fused))
         return self._inventories[digest]

@@ -178,7 +178,7 @@ def pipeline_run(
 
 
 def stop_after(jobs: list[dict[str, Any]], placement: dict[str, Any], how: str, then: list[dict[str, Any]]) -> Any:
-    """The first outcome ends a batch: by ``drop_waiting``, or by an exception; then another batch runs."""
+    """What ends a batch: its first build, its first outcome, or an exception; then another batch runs."""
     server = zygote()
     line = Pipeline(server, _placement(placement), MeasureSettings(), "cpu")
     first: list[str] = []
@@ -188,11 +188,13 @@ def stop_after(jobs: list[dict[str, Any]], placement: dict[str, Any], how: str, 
         first.append(outcome.key)
         if how == "raise":
             raise OSError(28, "no space left on device")
-        line.drop_waiting()
+
+    def is_over() -> bool:
+        return bool(line.windows.builds if how == "build" else first if how == "outcome" else [])
 
     raised = ""
     try:
-        line.measure([Job(**job) for job in jobs], lambda _: None, on_first)
+        line.measure([Job(**job) for job in jobs], lambda _: None, on_first, is_over)
     except OSError as error:
         raised = str(error)
     line.measure([Job(**job) for job in then], lambda _: None, lambda outcome: second.append(outcome.key))

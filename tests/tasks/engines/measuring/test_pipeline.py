@@ -94,6 +94,15 @@ def test_a_builder_that_eats_memory_is_stopped_and_the_others_are_unharmed(tmp_p
     assert [done[key]["failure"] for key in ("a", "c", "d")] == [None, None, None]
 
 
+def test_a_candidate_that_eats_memory_while_it_runs_is_stopped(tmp_path: Path) -> None:
+    jobs = [job(tmp_path, "a"), job(tmp_path, "bad", run={"do": "eat"}), job(tmp_path, "c")]
+    done = by_key(measure(jobs, SHARED, run_memory_bytes=512 << 20))
+
+    assert done["bad"]["failure"]["kind"] == "run"
+    assert "MemoryError" in done["bad"]["failure"]["message"]
+    assert [done[key]["failure"] for key in ("a", "c")] == [None, None]
+
+
 def test_every_job_failing_ends_too(tmp_path: Path) -> None:
     jobs = [job(tmp_path, f"{n}", build={"do": "segfault"}) for n in range(4)]
     jobs += [job(tmp_path, f"{n}", run={"do": "exit"}) for n in range(4, 8)]
@@ -204,16 +213,24 @@ def stop_after(folder: Path, placement: Any, how: str, **fault: Any) -> Any:
     return in_fresh(scenarios.stop_after, batch, placement, how, [job(folder, "next")])
 
 
-def test_drop_waiting_ends_a_batch_after_the_job_in_work(tmp_path: Path) -> None:
-    done = stop_after(tmp_path, ONE_BUILDER, "drop")
+def test_a_stop_while_a_batch_is_built_ends_it_before_anything_runs(tmp_path: Path) -> None:
+    done = stop_after(tmp_path, ONE_BUILDER, "build")
+
+    assert done["first"] == []
+    assert done["second"] == ["next"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_stop_ends_a_batch_after_the_job_in_work(tmp_path: Path) -> None:
+    done = stop_after(tmp_path, ONE_BUILDER, "outcome")
 
     assert done["first"] == ["0"]
     assert done["second"] == ["next"]
     assert list(tmp_path.iterdir()) == []  # what was built and never run is not left behind either
 
 
-def test_drop_waiting_with_builds_under_way(tmp_path: Path) -> None:
-    done = stop_after(tmp_path, DISJOINT, "drop", do="sleep", seconds=0.2)
+def test_a_stop_with_builds_under_way(tmp_path: Path) -> None:
+    done = stop_after(tmp_path, DISJOINT, "outcome", do="sleep", seconds=0.2)
 
     # What the two builders had in hand may still be measured, the rest not.
     assert done["first"][0] == "0"
