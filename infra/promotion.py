@@ -6,7 +6,7 @@ import random
 import re
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tasks.records import Latency
 
@@ -43,10 +43,11 @@ class Race:
 
 @dataclass(frozen=True)
 class Decision:
-    """Champion or challenger, and why."""
+    """Champion or challenger, why, and the figures that decided."""
 
     promoted: bool
     reason: str
+    numbers: dict[str, float] = field(default_factory=dict)
 
 
 def decide_alias(race: Race) -> Decision:
@@ -56,19 +57,27 @@ def decide_alias(race: Race) -> Decision:
     """
     new_ms = race.new.median_ms
     if race.champion is None:
-        return Decision(True, f"{new_ms:.4g} ms; there was no champion for this target")
+        return Decision(True, f"{new_ms:.4g} ms; there was no champion for this target", {"new_ms": new_ms})
     old = f"champion version {race.champion.version}"
     if race.champion_latency is None:
-        return Decision(False, f"{new_ms:.4g} ms; {old} was not measured in the same benchmark")
+        return Decision(False, f"{new_ms:.4g} ms; {old} was not measured in the same benchmark", {"new_ms": new_ms})
     low, ratio, high = ratio_interval(race.new.samples_ms, race.champion_latency.samples_ms)
     figures = (
         f"{new_ms:.4g} ms against {race.champion_latency.median_ms:.4g} ms of {old}, "
         f"{ratio:.3f} times its latency (95% confidence: {low:.3f} to {high:.3f}, "
         f"{len(race.new.samples_ms)} pairs)"
     )
+    numbers = {
+        "new_ms": new_ms,
+        "champion_ms": race.champion_latency.median_ms,
+        "ratio": ratio,
+        "ratio_low": low,
+        "ratio_high": high,
+        "pairs": float(len(race.new.samples_ms)),
+    }
     if high < 1.0:
-        return Decision(True, f"faster: {figures}")
-    return Decision(False, f"{'slower' if low > 1.0 else 'not faster beyond noise'}: {figures}")
+        return Decision(True, f"faster: {figures}", numbers)
+    return Decision(False, f"{'slower' if low > 1.0 else 'not faster beyond noise'}: {figures}", numbers)
 
 
 def ratio_interval(new: Sequence[float], old: Sequence[float]) -> tuple[float, float, float]:

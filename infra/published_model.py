@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from dataclasses import dataclass
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from infra.champion import ChampionAlias
 from infra.object_store import ObjectStore, put_folder
-from infra.promotion import CHALLENGER, CHAMPION, Champion, Race, alias_for, decide_alias
+from infra.promotion import CHALLENGER, CHAMPION, Decision, Race, decide_alias
+from infra.promotion_log import Entry, Move, dropped_digests, who
+from infra.signatures import mismatch, signature_of
 from infra.tracking import TEXT_LENGTH, Tracking
 from tasks.errors import VerificationError
 from tasks.records import Artifact, EngineInfo, ModelFile, PublishedVersion, TensorSpec, Verdict
@@ -36,14 +42,8 @@ class Publication:
     engine: EngineInfo
     artifact: Artifact
     verdict: Verdict
-
-
-def find_champion(tracking_uri: str, name: str, target_key: str) -> Champion | None:
-    """The version that serves ``target_key`` now, to be raced against. Raises TrackingError."""
-    tracking = Tracking(tracking_uri)
-    plain = _by_alias(tracking, name, CHAMPION)
-    alias = alias_for(CHAMPION, target_key, plain.target_key if plain else None)
-    return plain if alias == CHAMPION else _by_alias(tracking, name, alias)
+    #: The target as the run was asked for it (``cpu``); the engine's own name is in ``engine.target``.
+    requested_target: str = ""
 
 
 def publish_model(tracking_uri: str, store: ObjectStore, publication: Publication, race: Race) -> PublishedVersion:
@@ -61,37 +61,25 @@ def publish_model(tracking_uri: str, store: ObjectStore, publication: Publicatio
     if version is None:
         logged = _log_model(tracking, publication)
         version = _register(tracking, publication, logged, uri)
-    alias, reason = _set_alias(tracking, publication, version, race)
+    alias, reason = _settle_alias(tracking, store, publication, version, race)
     return PublishedVersion(publication.name, version, alias, publication.mlflow_run_id, uri, reason)
+
+
+def restore_version(tracking: Tracking, publication: Publication, artifact_uri: str, decision: str) -> str:
+    """Log and register a model that was published before, into an MLflow that lost it; its version there."""
+    _create_name(tracking, publication.name)
+    version = _existing_version(tracking, publication)
+    if version is None:
+        version = _register(tracking, publication, _log_model(tracking, publication), artifact_uri)
+    tag = methodcaller("set_model_version_tag", publication.name, version, "decision", decision[:TEXT_LENGTH])
+    tracking.call(f"tag version {version} of {publication.name!r}", tag)
+    return version
 
 
 def requirements(engine: EngineInfo) -> list[str]:
     """What runs the model, pinned: the TVM packages that built it, and numpy."""
     packages = sorted(package for package in engine.versions if "tvm" in package)
     return [*(f"{package}=={engine.versions[package]}" for package in packages), "numpy"]
-
-
-def _by_alias(tracking: Tracking, name: str, alias: str) -> Champion | None:
-    def find(client: Any) -> Champion | None:
-        from mlflow.exceptions import MlflowException
-
-        try:
-            found = client.get_model_version_by_alias(name, alias)
-        except MlflowException as error:
-            if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
-                return None
-            raise
-        tags = found.tags
-        return Champion(
-            name,
-            str(found.version),
-            alias,
-            tags.get("target", ""),
-            tags.get("artifact_digest", ""),
-            tags.get("artifact_uri", ""),
-        )
-
-    return tracking.call(f"look up {name}@{alias}", find)
 
 
 def _create_name(tracking: Tracking, name: str) -> None:
@@ -164,23 +152,12 @@ def _save(folder: Path, publication: Publication, logged: Any) -> None:
         mlflow_model=model,
         python_model=str(CODE),
         artifacts={"artifact": publication.artifact.path},
-        signature=_signature(publication.model),
+        signature=signature_of(publication.model),
         input_example=_example(publication.model.inputs),
         pip_requirements=requirements(publication.engine),
     )
     for cache in list(folder.rglob("__pycache__")):
         shutil.rmtree(cache, ignore_errors=True)
-
-
-def _signature(model: ModelFile) -> Any:
-    import numpy as np
-    from mlflow.models import ModelSignature
-    from mlflow.types import Schema, TensorSpec
-
-    def schema(tensors: tuple[Any, ...]) -> Schema:
-        return Schema([TensorSpec(np.dtype(t.dtype), t.shape, t.name) for t in tensors])
-
-    return ModelSignature(schema(model.inputs), schema(model.outputs))
 
 
 def _example(inputs: tuple[TensorSpec, ...]) -> dict[str, NDArray[Any]] | None:
@@ -197,6 +174,7 @@ def _register(tracking: Tracking, publication: Publication, logged: Any, artifac
     every = {
         "target": publication.engine.target.key,
         "target_kind": publication.engine.target.kind,
+        "requested_target": publication.requested_target,
         "engine": f"{publication.engine.engine} {publication.engine.tvm_version}",
         "source": publication.model.source,
         "source_version": publication.model.source_version,
@@ -225,27 +203,58 @@ def _register(tracking: Tracking, publication: Publication, logged: Any, artifac
     return tracking.call(f"register a version of {publication.name!r}", create)
 
 
-def _set_alias(tracking: Tracking, publication: Publication, version: str, race: Race) -> tuple[str, str]:
-    """Set the alias that was decided on, unless the champion changed since the race; the reason is a tag."""
-    name, target = publication.name, publication.engine.target.key
-    decision = decide_alias(race)
-    promoted, reason = decision.promoted, decision.reason
-    now = find_champion(tracking.uri, name, target)
-    raced = race.champion.version if race.champion else None
-    if now and now.version == version:
-        promoted, reason = True, f"it was made {now.alias} before"
-    elif promoted and (now.version if now else None) != raced:
-        promoted = False
-        moved = f"version {now.version}" if now else "nobody"
-        against = f"version {raced}" if raced else "nobody"
-        reason = f"the champion is {moved} since the benchmark, which was against {against}: {reason}"
-    plain = _by_alias(tracking, name, CHAMPION)
-    role = CHAMPION if promoted else CHALLENGER
-    alias = alias_for(role, target, plain.target_key if plain else None)
+def _settle_alias(
+    tracking: Tracking, store: ObjectStore, publication: Publication, version: str, race: Race
+) -> tuple[str, str]:
+    """Decide, write the decision down with its figures, set the alias; the alias and the reason."""
+    champion = ChampionAlias(tracking, store, publication.name, publication.engine.target.key)
+    entries, now = champion.up_to_date()
+    raced = race.champion.version if race.champion else ""
+    decision = _decide(tracking, publication, race, entries, now)
+    if now == version:
+        decision = Decision(True, "it was made champion before")
+    elif decision.promoted:
+        moved = champion.move(_move("promote", champion.alias(CHAMPION), version, raced, publication, decision))
+        if not moved.done:
+            against = f"version {raced}" if raced else "nobody"
+            decision = replace(
+                decision,
+                promoted=False,
+                reason=f"{moved.message}; the benchmark was against {against}: {decision.reason}",
+            )
+    holder = champion.holder()
+    alias = holder.alias if decision.promoted and holder else champion.alias(CHALLENGER)
+    last = entries[-1].move if entries else None
+    if not decision.promoted and (last is None or (last.action, last.version) != ("challenge", version)):
+        champion.write(_move("challenge", alias, version, raced, publication, decision))
 
     def write(client: Any) -> None:
-        client.set_model_version_tag(name, version, "decision", f"{alias}: {reason}"[:TEXT_LENGTH])
-        client.set_registered_model_alias(name, alias, version)
+        client.set_model_version_tag(publication.name, version, "decision", f"{alias}: {decision.reason}"[:TEXT_LENGTH])
+        if not decision.promoted:
+            client.set_registered_model_alias(publication.name, alias, version)
 
-    tracking.call(f"set alias {alias!r} of {name!r}", write)
-    return alias, reason
+    tracking.call(f"set alias {alias!r} of {publication.name!r}", write)
+    return alias, decision.reason
+
+
+def _decide(tracking: Tracking, publication: Publication, race: Race, entries: Sequence[Entry], now: str) -> Decision:
+    """The race's decision, unless callers of the champion would not be served by this model."""
+    decision = decide_alias(race)
+    dropped = dropped_digests(entries).get(publication.artifact.digest)
+    if dropped is not None:
+        return replace(decision, promoted=False, reason=f"this artifact was rolled back before ({dropped})")
+    differs = mismatch(tracking, publication.name, now, publication.model) if now else ""
+    if differs:
+        reason = (
+            f"the signature does not match the champion's: {differs}; "
+            f"set the alias by hand once its callers are ready: {decision.reason}"
+        )
+        return replace(decision, promoted=False, reason=reason)
+    return decision
+
+
+def _move(action: str, alias: str, version: str, before: str, publication: Publication, decision: Decision) -> Move:
+    digest, by = publication.artifact.digest, f"run {publication.mlflow_run_id}, {who()}"
+    return Move(
+        action, alias, version, before, decision.reason, by, time.time(), digest, numbers=dict(decision.numbers)
+    )

@@ -38,6 +38,8 @@ WORKLOAD_TAG = "tunewright.workload_key"
 PARENT_TAG = "mlflow.parentRunId"
 NOTE_TAG = "mlflow.note.content"
 FAILURE_TAG = "tunewright.failure"
+#: The metrics of a child run that have a row a trial.
+CURVES = ("latency_us", "best_latency_us", "predicted_us", "confirm_latency_us")
 
 
 class RunLog:
@@ -49,7 +51,12 @@ class RunLog:
         self._experiment_id = experiment_id
         self._logs: dict[str, TaskLog] = {}
         self._children = self._find_children()
-        self._sent: set[tuple[str, str, float, int, int]] = set()
+        #: Rows that a continued run had before: run, key, time and step. One row a trial, whatever its value.
+        self._known: set[tuple[str, str, int, int]] = set()
+        self.rows_sent = 0
+        #: When the run began (milliseconds; None: now) and by whom: for runs that are filled in later.
+        self.started_ms: int | None = None
+        self.origin: Mapping[str, str] = origin()
 
     @classmethod
     def start(
@@ -69,7 +76,7 @@ class RunLog:
         tracking.check()
         experiment_id = tracking.experiment_id(experiment)
         wanted = f"tags.`{RUN_TAG}` = '{tags[RUN_TAG]}' and tags.`{KIND_TAG}` = 'run'"
-        made = {**_origin(), KIND_TAG: "run", **tags}
+        made = {**origin(), KIND_TAG: "run", **tags}
 
         def find_or_create(client: Any) -> str:
             found = client.search_runs([experiment_id], wanted, order_by=["start_time ASC"], max_results=1)
@@ -88,8 +95,11 @@ class RunLog:
         """The id of the task's child run, which is created at the first call."""
         key = task.workload_key
         if key not in self._logs:
-            run_id = self._children.get(key) or self._create_child(task)
-            self._children[key] = run_id
+            run_id = self._children.get(key)
+            if run_id is None:
+                run_id = self._children[key] = self._create_child(task)
+            else:
+                self._learn_rows(run_id)
             self._tracking.log_params(run_id, _task_params(task))
             self._logs[key] = TaskLog(task, run_id)
         return self._logs[key].run_id
@@ -102,19 +112,24 @@ class RunLog:
         """
         self.task_run(task)
         log = self._logs[task.workload_key]
-        log.records.update((r.record_id, r) for r in records)
-        self._send(log.run_id, _curves(log))
+        new = [r for r in records if r.record_id not in log.records]
+        # Taken in once MLflow has them: where it is away, the next call sends them again.
+        self._send(log.run_id, _curves(log, new))
+        log.take(new)
 
     def log_progress(self, trials_done: int, estimate_us: float, elapsed_s: float) -> None:
         """Log the model's estimated latency: its subgraphs' best latencies times their weights."""
+        self._send(self.run_id, self.progress_rows(trials_done, estimate_us, elapsed_s))
+
+    def send(self, rows: list[tuple[str, float, int, int]]) -> None:
+        """Log rows of key, value, time (milliseconds) and step in the parent run."""
+        self._send(self.run_id, rows)
+
+    @staticmethod
+    def progress_rows(trials: int, estimate_us: float, elapsed_s: float) -> list[tuple[str, float, int, int]]:
+        """A point of the model's curve, as of now."""
         now = time.time_ns() // 1_000_000
-        self._send(
-            self.run_id,
-            [
-                ("model_latency_us", estimate_us, now, trials_done),
-                ("elapsed_s", elapsed_s, now, trials_done),
-            ],
-        )
+        return [("model_latency_us", estimate_us, now, trials), ("elapsed_s", elapsed_s, now, trials)]
 
     def log_fused(self, fused: FusedModule, share: Mapping[str, float]) -> None:
         """Log the fused subgraphs as a table and a picture; ``share`` of the run time is by name."""
@@ -151,11 +166,15 @@ class RunLog:
                 tables=["subgraphs.json", "sessions.json"],
             )
 
-    def finish(self, summary: TuningSummary) -> None:
-        """Log the final figures, the report and the pictures, and end all runs as finished."""
+    def finish(self, summary: TuningSummary, at: float | None = None) -> None:
+        """Log the final figures, the report and the pictures, and end all runs as finished.
+
+        ``at`` is the Unix time of the end: finishing again with the same one leaves one row a figure.
+        """
+        ended = int((at or time.time()) * 1000)
         times = subgraph_times(self._logs.values(), summary.artifact.choices)
         self._tracking.log_params(self.run_id, _final_params(summary))
-        self._send(self.run_id, _final_metrics(summary))
+        self._send(self.run_id, _final_metrics(summary, ended))
         for log in self._logs.values():
             self._send(log.run_id, _task_metrics(log))
             self._tracking.set_tags(log.run_id, {NOTE_TAG: task_note(log)})
@@ -170,12 +189,12 @@ class RunLog:
                 "tunewright.published": f"{published.name} {published.version} {published.alias}".strip(),
             },
         )
-        self._end("FINISHED")
+        self._end("FINISHED", ended)
 
-    def fail(self, reason: str) -> None:
-        """End all runs as failed, the reason in a tag and in the description."""
+    def fail(self, reason: str, at: float | None = None) -> None:
+        """End all runs as failed (``at`` that Unix time), the reason in a tag and in the description."""
         self._tracking.set_tags(self.run_id, {FAILURE_TAG: reason, NOTE_TAG: f"## Failed\n{reason}"})
-        self._end("FAILED")
+        self._end("FAILED", int((at or time.time()) * 1000))
 
     def _draw(self, folder: Path, summary: TuningSummary) -> None:
         times = subgraph_times(self._logs.values(), summary.artifact.choices)
@@ -203,28 +222,40 @@ class RunLog:
         return self._tracking.call("find child runs", find)
 
     def _create_child(self, task: TuningTask) -> str:
-        tags = {**_origin(), PARENT_TAG: self.run_id, WORKLOAD_TAG: task.workload_key, KIND_TAG: "task"}
+        tags = {**self.origin, PARENT_TAG: self.run_id, WORKLOAD_TAG: task.workload_key, KIND_TAG: "task"}
 
         def find_or_create(client: Any) -> str:
             # Looked for once more: an earlier try may have succeeded without our seeing its answer.
             wanted = f"tags.`{PARENT_TAG}` = '{self.run_id}' and tags.`{WORKLOAD_TAG}` = '{task.workload_key}'"
             found = client.search_runs([self._experiment_id], wanted, max_results=1)
-            run = found[0] if found else client.create_run(self._experiment_id, tags=tags, run_name=task.name)
-            return str(run.info.run_id)
+            if found:
+                return str(found[0].info.run_id)
+            made = client.create_run(self._experiment_id, self.started_ms, tags, task.name)
+            return str(made.info.run_id)
 
         return self._tracking.call(f"create child run {task.name!r}", find_or_create)
 
+    def _learn_rows(self, run_id: str) -> None:
+        """Which rows a child has already, so that what was logged before is not sent again."""
+
+        def read(client: Any) -> list[Any]:
+            return [row for key in CURVES for row in client.get_metric_history(run_id, key)]
+
+        rows_there = self._tracking.call("read the curves of a run", read)
+        self._known.update((run_id, row.key, row.timestamp, row.step) for row in rows_there)
+
     def _send(self, run_id: str, metrics: list[tuple[str, float, int, int]]) -> None:
-        new = [row for row in metrics if (run_id, *row) not in self._sent]
+        new = [row for row in metrics if (run_id, row[0], row[2], row[3]) not in self._known]
         self._tracking.log_metrics(run_id, new)
-        self._sent.update((run_id, *row) for row in new)
+        self.rows_sent += len(new)
 
-    def _end(self, status: str) -> None:
+    def _end(self, status: str, at_ms: int) -> None:
         for run_id in (*self._children.values(), self.run_id):
-            self._tracking.call("end a run", methodcaller("set_terminated", run_id, status=status))
+            self._tracking.call("end a run", methodcaller("set_terminated", run_id, status=status, end_time=at_ms))
 
 
-def _origin() -> dict[str, str]:
+def origin() -> dict[str, str]:
+    """The tags that say who runs this, and where."""
     tags = {"mlflow.source.name": "tunewright", "tunewright.host": socket.gethostname()}
     # Containers often run as a user without a name.
     with suppress(KeyError, OSError):
@@ -254,13 +285,14 @@ def _task_params(task: TuningTask) -> dict[str, object]:
     }
 
 
-def _curves(log: TaskLog) -> list[tuple[str, float, int, int]]:
+def _curves(log: TaskLog, new: Sequence[TuningRecord]) -> list[tuple[str, float, int, int]]:
+    """The rows of ``new``: one a trial, whatever is measured later of the trials before it."""
     metrics = []
-    for record, best in best_curve(log.in_order):
+    for record, best in log.curve_of(new):
         at = _milliseconds(record)
         metrics.append(("latency_us", float(record.latency_us or 0.0), at, record.trial))
         metrics.append(("best_latency_us", best, at, record.trial))
-    for record in log.records.values():
+    for record in new:
         at = _milliseconds(record)
         if record.predicted_us is not None:
             metrics.append(("predicted_us", record.predicted_us, at, record.trial))
@@ -281,8 +313,8 @@ def _task_metrics(log: TaskLog) -> list[tuple[str, float, int, int]]:
     return [(key, float(value), at, len(log.records)) for key, value in sums.items()]
 
 
-def _final_metrics(summary: TuningSummary) -> list[tuple[str, float, int, int]]:
-    verdict, now = summary.verdict, time.time_ns() // 1_000_000
+def _final_metrics(summary: TuningSummary, at_ms: int) -> list[tuple[str, float, int, int]]:
+    verdict = summary.verdict
     figures = {
         "untuned_ms": verdict.untuned.median_ms,
         "tuned_ms": verdict.tuned.median_ms,
@@ -295,7 +327,7 @@ def _final_metrics(summary: TuningSummary) -> list[tuple[str, float, int, int]]:
         **{f"failures.{kind}": count for kind, count in Counter(summary.failures).items()},
         **{f"seconds.{step}": seconds for step, seconds in summary.seconds.items()},
     }
-    return [(key, float(value), now, summary.trials) for key, value in figures.items()]
+    return [(key, float(value), at_ms, summary.trials) for key, value in figures.items()]
 
 
 def _final_params(summary: TuningSummary) -> dict[str, object]:

@@ -23,11 +23,31 @@ class TaskLog:
     task: TuningTask
     run_id: str
     records: dict[str, TuningRecord] = field(default_factory=dict)
+    #: The last trial in order and the best latency up to it, so that a session costs what it adds.
+    _last: tuple[int, float] = (-1, 0.0)
+    _best_us: float = float("inf")
+
+    def take(self, new: Iterable[TuningRecord]) -> None:
+        """Take in records that were logged."""
+        for record in new:
+            self.records[record.record_id] = record
+            self._last = max(self._last, _order(record))
+            if record.latency_us is not None and record.phase != "confirm":
+                self._best_us = min(self._best_us, record.latency_us)
+
+    def curve_of(self, new: Iterable[TuningRecord]) -> list[tuple[TuningRecord, float]]:
+        """The measured trials of ``new``, each with the best latency of all trials up to it."""
+        fresh = sorted(new, key=_order)
+        if not fresh or _order(fresh[0]) > self._last:
+            return best_curve(fresh, self._best_us)
+        added = {record.record_id for record in fresh}
+        merged = sorted((*self.records.values(), *fresh), key=_order)
+        return [(record, best) for record, best in best_curve(merged) if record.record_id in added]
 
     @property
     def in_order(self) -> list[TuningRecord]:
         """The records by trial index."""
-        return sorted(self.records.values(), key=lambda r: (r.trial, r.started_at))
+        return sorted(self.records.values(), key=_order)
 
     @property
     def untuned_us(self) -> float | None:
@@ -71,9 +91,9 @@ def subgraph_times(logs: Iterable[TaskLog], choices: Iterable[SubgraphChoice] = 
     return sorted(times, key=lambda t: -t.untuned_us)
 
 
-def best_curve(records: Sequence[TuningRecord]) -> list[tuple[TuningRecord, float]]:
-    """The best latency so far at each successful default or search trial; ``records`` in order."""
-    best, curve = float("inf"), []
+def best_curve(records: Sequence[TuningRecord], best: float = float("inf")) -> list[tuple[TuningRecord, float]]:
+    """The best latency so far at each successful default or search trial; ``records`` in order, after ``best``."""
+    curve = []
     for record in records:
         if record.latency_us is not None and record.phase != "confirm":
             best = min(best, record.latency_us)
@@ -176,3 +196,7 @@ def _schema() -> Any:
 
 def _least(records: Iterable[TuningRecord]) -> float | None:
     return min((r.latency_us for r in records if r.latency_us is not None), default=None)
+
+
+def _order(record: TuningRecord) -> tuple[int, float]:
+    return record.trial, record.started_at
