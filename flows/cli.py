@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from flows.parameters import TuneParameters
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-service_commands.add_to(app)
 console = Console()
 
 ModelArgument = Annotated[str, typer.Argument(help="ONNX file, models:/name/version or @alias, runs:/..., s3://...")]
@@ -122,6 +121,9 @@ def _parameters(**values: object) -> TuneParameters:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "parameters"
         raise InputError(f"--{where}: {first['msg'].lower()} (given: {first['input']!r})") from error
+
+
+service_commands.add_to(app)
 
 
 def main() -> None:

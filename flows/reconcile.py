@@ -27,7 +27,10 @@ from infra.source_versions import (
     target_slug,
 )
 from infra.tracking import Tracking
-from tasks.errors import InputError, TunewrightError, all_errors
+from tasks.errors import InputError, RunInProgress, TunewrightError, all_errors
+
+#: Attempts that met another run of the same model and target are not counted, but not without end either.
+_IN_PROGRESS = 20
 
 
 @dataclass
@@ -69,7 +72,7 @@ def run_key(request: Request, attempt: int) -> str:
 
 
 def _attempts() -> range:
-    return range(1, settings().start_attempts + 1)
+    return range(1, settings().start_attempts + _IN_PROGRESS + 1)
 
 
 def _open_requests(registry: SourceVersions, sources: Iterable[SourceVersion], done: Reconciled) -> list[Request]:
@@ -100,7 +103,7 @@ def _open_requests(registry: SourceVersions, sources: Iterable[SourceVersion], d
 
 def _advance(registry: SourceVersions, request: Request, runs: Mapping[str, StartedRun], done: Reconciled) -> None:
     """Start the attempt that is next, if any. Raises PrefectError, TrackingError."""
-    reason = ""
+    failures: list[str] = []
     for attempt in _attempts():
         run = runs.get(run_key(request, attempt))
         if run is None:
@@ -110,20 +113,18 @@ def _advance(registry: SourceVersions, request: Request, runs: Mapping[str, Star
         if not run.is_over:
             done.waiting.append(request.title)
             return
-        if run.state == "CANCELLED":
-            reason = "its run was cancelled"
-            break
         if run.state == "COMPLETED" and (published := registry.published(request.source, request.target)):
             registry.mark(request.source, TUNED_TAG + target_slug(request.target), published)
             done.tuned.append(request.title)
             return
         reason = run.message or f"its run ended as {run.state}"
-        if _is_final(reason):
+        if RunInProgress.__name__ not in reason:
+            failures.append(reason)
+        if run.state == "CANCELLED" or _is_final(reason) or len(failures) >= settings().start_attempts:
             break
-    else:
-        reason = f"{settings().start_attempts} runs failed, the last one: {reason}"
-    done.problems[request.title] = f"given up: {reason}"
-    registry.mark(request.source, GIVEN_UP_TAG + target_slug(request.target), reason)
+    why = f"{len(failures)} of its runs failed, the last one: {failures[-1] if failures else 'another run was there'}"
+    done.problems[request.title] = f"given up: {why}"
+    registry.mark(request.source, GIVEN_UP_TAG + target_slug(request.target), why)
 
 
 def _start(request: Request, attempt: int) -> StartedRun:

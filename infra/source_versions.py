@@ -20,9 +20,10 @@ from tasks.records import short_hash
 
 TARGET_TAG = "tunewright.target"
 NIGHTLY_TAG = "tunewright.nightly"
-#: What reconcile writes onto a version, followed by the target.
+#: What reconcile and the night write onto a version, followed by the target.
 TUNED_TAG = "tunewright.tuned."
 GIVEN_UP_TAG = "tunewright.given_up."
+FAILED_TAG = "tunewright.failed."
 #: What ``infra/published_model.py`` writes onto its versions.
 PUBLISHED_TAG, SOURCE_TAG, REQUESTED_TAG = "artifact_digest", "source", "requested_target"
 _PAGE = 1000
@@ -113,6 +114,18 @@ class SourceVersions:
         """Write a tag onto the version, for people and for the next look."""
         write = methodcaller("set_model_version_tag", source.name, source.version, key, text[:TEXT_LENGTH])
         self._tracking.call(f"tag {source.name} version {source.version}", write)
+
+    def unmark(self, source: SourceVersion, key: str) -> None:
+        """Take a tag off the version."""
+        remove = methodcaller("delete_model_version_tag", source.name, source.version, key)
+        self._tracking.call(f"untag {source.name} version {source.version}", remove)
+
+    def decision(self, name: str, version: str) -> str:
+        """Why a published version has the alias that it has."""
+        found = self._tracking.call(
+            f"look up {name} version {version}", methodcaller("get_model_version", name, version)
+        )
+        return str(found.tags.get("decision", ""))
 
     def _pages(self, method: str, wanted: str, **how: Any) -> list[Any]:
         found: list[Any] = []
