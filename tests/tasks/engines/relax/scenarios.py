@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.engines.measuring.pipeline import Job, Outcome, Pipeline, Placement
+from tasks.engines.measuring.workshop import kernel_symbol
 from tasks.engines.measuring.zygote import Zygote
 from tasks.records import MeasureSettings
 
@@ -30,7 +31,7 @@ def measure_kernels(names: list[str], folder: str, settings: dict[str, Any]) -> 
 
     def build(name: str, stem: str) -> dict[str, Any]:
         mod = tvm.ir.save_json(kernels.named(name))
-        return {"mod": mod, "symbol": candidates.kernel_symbol("w"), "target": target, "stem": str(Path(folder) / stem)}
+        return {"mod": mod, "symbol": kernel_symbol("w"), "target": target, "stem": str(Path(folder) / stem)}
 
     outcomes: list[Outcome] = []
     line.measure([Job("reference", build("double", "reference"), {})], lambda _: None, outcomes.append)

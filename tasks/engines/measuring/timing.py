@@ -1,0 +1,154 @@
+"""Times candidates: arguments between guard zones, outputs compared with the default schedule's.
+
+Free of any TVM version: what differs between them is a ``Runtime``. Needs numpy. Python 3.10.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from tasks.engines.measuring.checking import GuardedArray, WrongOutput, compare, seed_of
+from tasks.engines.measuring.workshop import kernel_symbol
+from tasks.records import MeasureSettings
+
+#: A candidate slower than the best by this factor in its first repeat is not repeated.
+_LOST_RATIO = 1.5
+
+
+class Runtime(Protocol):
+    """What the runner needs of TVM's runtime."""
+
+    def device(self, name: str) -> Any:
+        """The device ``cpu`` or ``cuda:0``."""
+
+    def share(self, array: np.ndarray[Any, Any]) -> Any:
+        """A tensor on the CPU in the array's own memory."""
+
+    def place(self, array: np.ndarray[Any, Any], device: Any) -> Any:
+        """A copy on the device."""
+
+    def load(self, path: str) -> Any:
+        """The library that a builder wrote."""
+
+
+@dataclass
+class _Task:
+    """The arguments of the workload in work, allocated once, and the default schedule's outputs."""
+
+    key: str
+    guarded: list[GuardedArray]
+    tensors: list[Any]
+    n_outputs: int
+    inputs: list[np.ndarray[Any, Any]]
+    expected: list[np.ndarray[Any, Any]] | None = None
+
+
+class Runner:
+    """Times candidates on one device."""
+
+    def __init__(self, runtime: Runtime, device: str) -> None:
+        self._runtime = runtime
+        self._device = runtime.device(device)
+        self._on_cpu = device.startswith("cpu")
+        self._task: _Task | None = None
+
+    def __call__(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        """Time the library at ``job["path"]``. Raises WrongOutput, or whatever the candidate raises."""
+        settings = MeasureSettings(**job["settings"])
+        task = self._prepare(job)
+        library = self._runtime.load(job["path"])
+        if settings.check_output and task.expected is None:
+            self._learn_expected(task, job)
+        best_us = float(job.get("best_us") or 0.0)
+        first_us = self._checked_call(library[kernel_symbol(task.key)], task, settings)
+        if best_us and first_us > settings.hopeless_ratio * best_us:
+            return {"latencies_us": (first_us,), "cut_short": True}
+        if settings.cooldown_ms:
+            time.sleep(settings.cooldown_ms / 1e3)
+        latencies_us = self._time(library, task, dataclasses.replace(settings, repeat=1))
+        if best_us and latencies_us[0] > _LOST_RATIO * best_us:
+            return {"latencies_us": tuple(latencies_us), "cut_short": True}
+        if settings.repeat > 1:
+            latencies_us += self._time(library, task, dataclasses.replace(settings, repeat=settings.repeat - 1))
+        self._check_guards(task)
+        return {"latencies_us": tuple(latencies_us), "cut_short": False}
+
+    def _prepare(self, job: Mapping[str, Any]) -> _Task:
+        if self._task is None or self._task.key != job["workload"]:
+            guarded = [GuardedArray(shape, dtype) for shape, dtype in job["args"]]
+            for index, argument in enumerate(guarded):
+                argument.fill(seed_of(f"{job['workload']}/{index}"))
+            if self._on_cpu:
+                tensors = [self._runtime.share(argument.array) for argument in guarded]
+            else:
+                tensors = [self._runtime.place(argument.array, self._device) for argument in guarded]
+            inputs = [argument.array.copy() for argument in guarded[: -job["outputs"]]]
+            self._task = _Task(job["workload"], guarded, tensors, job["outputs"], inputs)
+        return self._task
+
+    def _learn_expected(self, task: _Task, job: Mapping[str, Any]) -> None:
+        """Run the default schedule once: its outputs are what every candidate must give."""
+        reference = job.get("reference")
+        if reference and Path(reference).exists():
+            self._runtime.load(reference)[kernel_symbol(task.key)](*task.tensors)
+            self._device.sync()
+            task.expected = [output.copy() for output in self._outputs(task)]
+
+    def _checked_call(self, function: Any, task: _Task, settings: MeasureSettings) -> float:
+        """Call once and look at the result; the call's time in microseconds."""
+        if settings.check_output:
+            self._spoil_outputs(task)
+        start = time.perf_counter()
+        function(*task.tensors)
+        self._device.sync()
+        spent_us = (time.perf_counter() - start) * 1e6
+        self._check_guards(task)
+        if settings.check_output:
+            self._check_inputs(task)
+            if task.expected is not None:
+                compare(task.expected, self._outputs(task))
+        return spent_us
+
+    def _check_inputs(self, task: _Task) -> None:
+        """A candidate that overwrites its inputs spoils what the next one is given."""
+        for index, before in enumerate(task.inputs):
+            now = task.guarded[index].array if self._on_cpu else task.tensors[index].numpy()
+            if now.tobytes() != before.tobytes():
+                raise WrongOutput(f"the candidate overwrote its input {index}")
+
+    def _spoil_outputs(self, task: _Task) -> None:
+        """Overwrite the outputs, lest a candidate that writes nothing pass for its predecessor."""
+        for guarded, tensor in zip(  # noqa: B905 - Python 3.9 has no strict
+            task.guarded[-task.n_outputs :], task.tensors[-task.n_outputs :]
+        ):
+            guarded.array.reshape(-1).view(np.uint8)[...] = 0x7B
+            if not self._on_cpu:
+                tensor.copyfrom(guarded.array)
+
+    def _outputs(self, task: _Task) -> list[np.ndarray[Any, Any]]:
+        if self._on_cpu:
+            return [argument.array for argument in task.guarded[-task.n_outputs :]]
+        return [tensor.numpy() for tensor in task.tensors[-task.n_outputs :]]
+
+    def _check_guards(self, task: _Task) -> None:
+        if self._on_cpu:
+            for index, argument in enumerate(task.guarded):
+                argument.check_guards(f"{index} of {len(task.guarded)}")
+
+    def _time(self, library: Any, task: _Task, settings: MeasureSettings) -> list[float]:
+        evaluator = library.time_evaluator(
+            kernel_symbol(task.key),
+            self._device,
+            number=settings.number,
+            repeat=settings.repeat,
+            min_repeat_ms=settings.min_repeat_ms,
+            f_preproc="cache_flush_cpu_non_first_arg" if settings.flush_cache else "",
+        )
+        return [float(seconds) * 1e6 for seconds in evaluator(*task.tensors).results]
