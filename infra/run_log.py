@@ -7,10 +7,13 @@ its tag and continued. Nothing here is needed to tune or to build, it is all fil
 from __future__ import annotations
 
 import getpass
+import math
+import shutil
 import socket
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from operator import methodcaller
@@ -18,10 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from infra import pictures
-from infra.run_report import report, task_note
+from infra.previous_run import find_previous, what_changed
+from infra.run_figures import profile_rows
+from infra.run_pictures import draw_run
+from infra.run_report import description, report, task_note
 from infra.run_tables import (
     TaskLog,
-    best_curve,
     rows,
     shapes,
     subgraph_rows,
@@ -30,6 +35,7 @@ from infra.run_tables import (
     write_ui_table,
 )
 from infra.tracking import Tracking
+from tasks.engines import wire
 from tasks.records import FusedModule, TuningRecord, TuningSummary, TuningTask
 
 RUN_TAG = "tunewright.run_id"
@@ -40,6 +46,8 @@ NOTE_TAG = "mlflow.note.content"
 FAILURE_TAG = "tunewright.failure"
 #: The metrics of a child run that have a row a trial.
 CURVES = ("latency_us", "best_latency_us", "predicted_us", "confirm_latency_us")
+#: Child runs whose files are sent at a time: most of it is waiting for MLflow.
+_SENDERS = 4
 
 
 class RunLog:
@@ -47,6 +55,9 @@ class RunLog:
 
     def __init__(self, tracking: Tracking, experiment_id: str, run_id: str) -> None:
         self.run_id = run_id
+        #: The tuning run's own id, which its records have.
+        self.tuning_run_id = ""
+        self._tables: list[str] = []
         self._tracking = tracking
         self._experiment_id = experiment_id
         self._logs: dict[str, TaskLog] = {}
@@ -89,7 +100,9 @@ class RunLog:
 
         run_id = tracking.call(f"create run {run_name!r}", find_or_create)
         tracking.log_params(run_id, params)
-        return cls(tracking, experiment_id, run_id)
+        log = cls(tracking, experiment_id, run_id)
+        log.tuning_run_id = tags[RUN_TAG]
+        return log
 
     def task_run(self, task: TuningTask) -> str:
         """The id of the task's child run, which is created at the first call."""
@@ -116,6 +129,8 @@ class RunLog:
         # Taken in once MLflow has them: where it is away, the next call sends them again.
         self._send(log.run_id, _curves(log, new))
         log.take(new)
+        # A candidate that turned out to be wrong says so from now on; what was measured of it stays in the curve.
+        log.records.update((r.record_id, r) for r in records)
 
     def log_progress(self, trials_done: int, estimate_us: float, elapsed_s: float) -> None:
         """Log the model's estimated latency: its subgraphs' best latencies times their weights."""
@@ -139,7 +154,7 @@ class RunLog:
             (folder / "pictures").mkdir()
             pictures.fused_graph(folder / "pictures" / "fused_graph.png", fused, share)
 
-        self._tracking.log_files(self.run_id, write, tables=["subgraphs.json"])
+        self._tracking.log_files(self.run_id, write, tables=self._with_table("subgraphs.json"))
 
     def log_tables(self, records_by_task: Mapping[str, Sequence[TuningRecord]]) -> None:
         """Log every measurement: by workload key in the child runs, all together in the parent run."""
@@ -163,8 +178,19 @@ class RunLog:
             self._tracking.log_files(
                 self.run_id,
                 lambda folder: write_ui_table(folder / "sessions.json", table),
-                tables=["subgraphs.json", "sessions.json"],
+                tables=self._with_table("sessions.json"),
             )
+
+    def log_sources(self, folder: Path) -> None:
+        """Log what was built of each task, a folder each by workload key, in the child runs."""
+
+        def send(log: TaskLog) -> None:
+            built = folder / log.task.workload_key
+            self._tracking.log_files(log.run_id, partial(_copy_into, built), "built")
+
+        built = [log for key, log in self._logs.items() if (folder / key).is_dir()]
+        with ThreadPoolExecutor(_SENDERS) as pool:
+            list(pool.map(send, built))
 
     def finish(self, summary: TuningSummary, at: float | None = None) -> None:
         """Log the final figures, the report and the pictures, and end all runs as finished.
@@ -177,13 +203,17 @@ class RunLog:
         self._send(self.run_id, _final_metrics(summary, ended))
         for log in self._logs.values():
             self._send(log.run_id, _task_metrics(log))
-            self._tracking.set_tags(log.run_id, {NOTE_TAG: task_note(log)})
-        self._tracking.log_files(self.run_id, lambda folder: self._draw(folder, summary), "pictures")
+            note = task_note(log, summary.reasons.get(log.task.name, ""))
+            self._tracking.set_tags(log.run_id, {NOTE_TAG: note})
+        changed = what_changed(find_previous(self._tracking, self._experiment_id, self.run_id, summary), summary)
+        text = report(summary, times, changed)
+        tables = self._with_table("profile.json") if summary.profile else ()
+        self._tracking.log_files(self.run_id, lambda folder: self._write_end(folder, summary, text), tables=tables)
         published = summary.published
         self._tracking.set_tags(
             self.run_id,
             {
-                NOTE_TAG: report(summary, times),
+                NOTE_TAG: description(text),
                 "tunewright.artifact_uri": published.artifact_uri,
                 "tunewright.artifact_digest": summary.artifact.digest,
                 "tunewright.published": f"{published.name} {published.version} {published.alias}".strip(),
@@ -196,19 +226,19 @@ class RunLog:
         self._tracking.set_tags(self.run_id, {FAILURE_TAG: reason, NOTE_TAG: f"## Failed\n{reason}"})
         self._end("FAILED", int((at or time.time()) * 1000))
 
-    def _draw(self, folder: Path, summary: TuningSummary) -> None:
-        times = subgraph_times(self._logs.values(), summary.artifact.choices)
-        curves = {
-            log.task.name: [(record.trial, best) for record, best in best_curve(log.in_order)]
-            for log in self._logs.values()
-        }
-        heaviest = {t.name: curves[t.name] for t in times}
-        before = {t.name: t.untuned_us for t in times}
-        after = {t.name: t.tuned_us for t in times}
-        if times:
-            pictures.best_latency_curves(folder / "best_latency.png", heaviest)
-            pictures.time_by_subgraph(folder / "time_by_subgraph.png", before, after)
-        pictures.failures_by_kind(folder / "failures_by_kind.png", summary.failures)
+    def _write_end(self, folder: Path, summary: TuningSummary, text: str) -> None:
+        """The report, the profile as a table, all pictures."""
+        (folder / "report.md").write_text(text + "\n")
+        (folder / "summary.json").write_text(wire.to_line(summary))
+        if summary.profile is not None:
+            write_ui_table(folder / "profile.json", profile_rows(summary.profile))
+        (folder / "pictures").mkdir()
+        draw_run(folder / "pictures", list(self._logs.values()), summary, self.tuning_run_id)
+
+    def _with_table(self, name: str) -> list[str]:
+        """The tables of the parent run, ``name`` among them from now on."""
+        self._tables += [] if name in self._tables else [name]
+        return self._tables
 
     def _find_children(self) -> dict[str, str]:
         def find(client: Any) -> dict[str, str]:
@@ -263,6 +293,10 @@ def origin() -> dict[str, str]:
     return tags
 
 
+def _copy_into(built: Path, folder: Path) -> None:
+    shutil.copytree(built, folder, dirs_exist_ok=True)
+
+
 def _write_tables(folder: Path, table: list[dict[str, Any]]) -> None:
     write_parquet(folder / "measurements.parquet", [table])
     write_ui_table(folder / "measurements.json", table)
@@ -294,7 +328,7 @@ def _curves(log: TaskLog, new: Sequence[TuningRecord]) -> list[tuple[str, float,
         metrics.append(("best_latency_us", best, at, record.trial))
     for record in new:
         at = _milliseconds(record)
-        if record.predicted_us is not None:
+        if record.predicted_us is not None and math.isfinite(record.predicted_us):
             metrics.append(("predicted_us", record.predicted_us, at, record.trial))
         if record.phase == "confirm" and record.latency_us is not None:
             metrics.append(("confirm_latency_us", record.latency_us, at, record.trial))
@@ -319,6 +353,7 @@ def _final_metrics(summary: TuningSummary, at_ms: int) -> list[tuple[str, float,
         "untuned_ms": verdict.untuned.median_ms,
         "tuned_ms": verdict.tuned.median_ms,
         "onnxruntime_ms": verdict.onnxruntime.median_ms,
+        **({"champion_ms": verdict.champion.median_ms} if verdict.champion else {}),
         "speedup": verdict.speedup,
         "max_abs_error": verdict.max_abs_error,
         "trials": summary.trials,

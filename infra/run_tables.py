@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -155,7 +156,7 @@ def _row(record: TuningRecord) -> dict[str, Any]:
         "trial": record.trial,
         "phase": record.phase,
         "latency_us": record.latency_us,
-        "predicted_us": record.predicted_us,
+        "predicted_us": _finite(record.predicted_us),
         "failure": failed.kind if failed else None,
         "message": failed.message[:300] if failed else None,
         "build_s": measured.build_s if measured else None,
@@ -192,6 +193,11 @@ def _schema() -> Any:
         *("host", "workload_key", "record_id", "latencies_us", "settings", "schedule"),
     )
     return pa.schema([(name, kinds.get(name, pa.string())) for name in names])
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON, and with it the UI's table, has no other numbers."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _least(records: Iterable[TuningRecord]) -> float | None:
