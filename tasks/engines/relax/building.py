@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ from tvm.relax.backend.cpu_generic import pipeline as generic_pipeline
 from tvm.s_tir import Schedule
 from tvm.s_tir.meta_schedule.trace_apply import schedule_using_anchor_trace
 
+from tasks.engines.artifact_files import digest_of, manifest_of
 from tasks.engines.interface import BuildRequest
 from tasks.engines.measuring.workshop import DEFAULT_KEY, kernel_symbol
 from tasks.engines.relax import loader
@@ -25,11 +25,9 @@ from tasks.engines.relax.candidates import BUILD_CONFIG, describe_failure
 from tasks.engines.relax.search import default_schedule, replay
 from tasks.engines.relax.sources import Winner, write_sources
 from tasks.engines.relax.subgraphs import as_workload, prim_funcs, structural_key
-from tasks.engines.wire import to_plain
 from tasks.errors import EngineError
 from tasks.records import Artifact, FusedSubgraph, SubgraphChoice, TuningRecord
 
-MANIFEST_VERSION = 1
 #: What TVM puts before the name of a function in a library.
 _PREFIX = "__tvm_ffi_"
 _NOTHING = "tunewright_nothing"
@@ -83,11 +81,11 @@ def build(request: BuildRequest, material: Material) -> Artifact:
         raise EngineError(f"TVM cannot build the model: {describe_failure(error)}") from error
     shutil.copyfile(str(loader.__file__), out / "loader.py")
     manifest = {
-        **_manifest(request, choices),
+        **manifest_of(request, choices),
         "kernels": {name: kernel.workload_key for name, kernel in kernels.items()},
     }
     (out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
-    digest = _digest(out)
+    digest = digest_of(out)
     size = sum(path.stat().st_size for path in out.iterdir())
     if request.sources_dir:
         write_sources(_winners(request, kernels, choices, compiled.objects), material.target, compiled.library)
@@ -218,32 +216,3 @@ def _nothing() -> Any:
     """A function that does nothing."""
     body = tvm.tirx.Evaluate(tvm.tirx.const(0, "int32"))
     return tvm.tirx.PrimFunc([], body).with_attr("global_symbol", _NOTHING)
-
-
-def _manifest(request: BuildRequest, choices: Sequence[SubgraphChoice]) -> dict[str, Any]:
-    imported = request.fused.imported
-    return {
-        "manifest_version": MANIFEST_VERSION,
-        "model": {
-            "name": imported.model.name,
-            "source": imported.model.source,
-            "digest": imported.model.digest,
-        },
-        "engine": imported.engine.engine,
-        "versions": imported.engine.versions,
-        "target": to_plain(imported.engine.target),
-        "threads": imported.engine.target.threads,
-        "granularity": request.fused.granularity,
-        "tuned": request.tuned,
-        "inputs": to_plain(imported.inputs),
-        "outputs": to_plain(imported.outputs),
-        "subgraphs": to_plain(tuple(choices)),
-    }
-
-
-def _digest(folder: Path) -> str:
-    """sha256 over the names and contents of the artifact's files."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
