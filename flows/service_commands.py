@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from flows.command_line import one_line_errors, prepare_prefect
+from infra import flow_runs
 from tasks.errors import InputError, PrefectError
 
 webhook = typer.Typer(no_args_is_help=True, help="Receive new model versions from MLflow.")
@@ -85,6 +86,7 @@ def nightly(
     """Tune every model that asks for it, the most to gain first, and report."""
     with one_line_errors(debug):
         prepare_prefect(debug)
+        flow_runs.check()
         from flows.night_report import STATUSES
         from flows.nightly import nightly as night
         from tasks.run import close_engines
@@ -109,6 +111,7 @@ def reconcile(
         if bool(name) != bool(version):
             raise InputError("--name and --version belong together")
         prepare_prefect(debug)
+        flow_runs.check()
         from flows.reconcile import reconcile as look
 
         done = look(name, version)

@@ -84,6 +84,14 @@ def cancel(run_id: str, reason: str) -> None:
         client.set_flow_run_state(UUID(run_id), State(type=StateType.CANCELLING, message=reason))
 
 
+def check() -> None:
+    """Raise PrefectError where the server cannot be reached; without one, Prefect's embedded server starts."""
+    with _client("reach Prefect's server") as client:
+        error = client.api_healthcheck()
+        if error is not None:
+            raise OSError(str(error) or type(error).__name__) from error
+
+
 @contextmanager
 def _client(doing: str) -> Iterator[SyncPrefectClient]:
     import httpx
