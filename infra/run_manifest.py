@@ -2,6 +2,7 @@
 
     runs/<run id>/start.json     its parameters and tags, and where its records lie
     runs/<run id>/tasks.json     its fused subgraphs and tasks, and which sessions' records it started from
+    runs/<run id>/built/         what was built of each task, for people to read
     runs/<run id>/end-<n>.json   how it ended: the summary, or the reason of the failure
 
 Objects never change: a run that is continued and ends again writes a further end, the last one counts.
@@ -13,9 +14,10 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from infra.object_store import ObjectMissing, ObjectStore, checked_key
+from infra.object_store import ObjectMissing, ObjectStore, checked_key, get_folder, put_folder
 from tasks.engines import wire
 from tasks.errors import InputError, StoreError
 from tasks.records import EngineInfo, FusedModule, TuningRecord, TuningSummary, TuningTask
@@ -82,6 +84,19 @@ class RunManifest:
         sessions = sorted({record.session_id for record in found if record.run_id != self.run_id})
         made = RunTasks(fused, tuple(tasks), tuple(sessions))
         self._store.put(f"{self._root}/tasks.json", wire.to_line(made).encode())
+
+    def write_sources(self, folder: Path) -> None:
+        """Store what was built of each task, where there is anything."""
+        if folder.is_dir():
+            put_folder(self._store, f"{self._root}/built", folder)
+
+    def sources(self, folder: Path) -> bool:
+        """Write what was built of each task into ``folder``; False where that was not stored."""
+        try:
+            get_folder(self._store, f"{self._root}/built", folder)
+        except ObjectMissing:
+            return False
+        return True
 
     def write_end(
         self, summary: TuningSummary | None, failure: str = "", sessions: Iterable[Mapping[str, object]] = ()

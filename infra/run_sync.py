@@ -62,14 +62,16 @@ def sync_run(tracking_uri: str, store: ObjectStore, run_id: str, over: bool = Fa
     records = _records(store, start, tasks)
     if tasks is not None:
         _log_tasks(tracking, log, start, tasks, records)
+        with tempfile.TemporaryDirectory() as scratch:
+            if manifest.sources(Path(scratch)):
+                log.log_sources(Path(scratch))
     if end is not None and end.sessions:
         log.log_sessions(end.sessions)
     notes += found
     if created and end is not None and end.summary is not None:
         notes += _restore_version(tracking, store, log.run_id, end.summary)
+    rows, measured = log.rows_sent, sum(map(len, records.values()))
     status, said = _end(log, start, end, records, over)
-    measured = sum(map(len, records.values()))
-    rows = log.rows_sent
     return Synced(log.run_id, len(tasks.tasks) if tasks else 0, measured, rows, status, (*notes, *said))
 
 
@@ -159,13 +161,14 @@ def _model_curve(start: RunStart, tasks: RunTasks, records: Records) -> list[tup
         for _, latency_us in best_curve([r for r in found if r.run_id != start.run_id]):
             best[key] = min(best[key], latency_us)
     own = sorted((r for found in records.values() for r in found if r.run_id == start.run_id), key=_time)
+    last = {record.session_id: record.record_id for record in own}
     rows: list[tuple[str, float, int, int]] = []
     trials = 0
-    for at, record in enumerate(own):
+    for record in own:
         trials += record.phase == "search"
         if record.latency_us is not None and record.phase != "confirm":
             best[record.workload_key] = min(best[record.workload_key], record.latency_us)
-        is_last = at + 1 == len(own) or own[at + 1].session_id != record.session_id
+        is_last = last[record.session_id] == record.record_id
         known = {key: us for key, us in best.items() if us != float("inf")}
         if is_last and known and record.phase != "confirm":
             when = int(record.started_at * 1000)

@@ -36,6 +36,8 @@ _PATIENCE = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
     # Tuning machines often reach no address outside, and their owners did not ask to be counted.
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    # The last line that a command prints is for programs.
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 _TRANSIENT = {"INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "RESOURCE_EXHAUSTED"}
 _DENIED = {"UNAUTHENTICATED", "PERMISSION_DENIED"}

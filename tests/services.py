@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -54,12 +54,12 @@ def s3_server(bucket: str = "tunewright-test") -> Iterator[str]:
 
 
 @contextmanager
-def mlflow_server(folder: Path, start_timeout_s: float = 120.0) -> Iterator[str]:
+def mlflow_server(folder: Path, start_timeout_s: float = 120.0, port: int = 0) -> Iterator[str]:
     """An MLflow server on SQLite, everything below ``folder``; yields its URL.
 
     One worker: start-up is most of a test's time on two cores.
     """
-    port = free_port()
+    port = port or free_port()
     url = f"http://127.0.0.1:{port}"
     command = [
         *(sys.executable, "-m", "mlflow", "server", "--workers", "1"),
@@ -94,6 +94,22 @@ def prefect_server(folder: Path, start_timeout_s: float = 180.0) -> Iterator[str
         url = f"http://127.0.0.1:{port}/api"
         _wait_until_healthy(f"{url}/health", process, folder / "prefect.log", start_timeout_s)
         yield url
+    finally:
+        _end_group(process)
+
+
+@contextmanager
+def service(
+    command: Sequence[str], health_url: str, log: Path, environment: Mapping[str, str], start_timeout_s: float = 120.0
+) -> Iterator[None]:
+    """A server that ``command`` starts, once ``health_url`` answers; it and all that it started end after."""
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command, stdout=out, stderr=out, env={**os.environ, **environment}, cwd=log.parent, start_new_session=True
+        )
+    try:
+        _wait_until_healthy(health_url, process, log, start_timeout_s)
+        yield
     finally:
         _end_group(process)
 

@@ -10,6 +10,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
+import numpy as np
 import pytest
 from mlflow import MlflowClient
 
@@ -21,6 +23,7 @@ from infra.run_log import RunLog
 from tasks.errors import StoreError, VerificationError
 from tasks.records import Artifact, Latency, PublishedVersion
 from tests.infra.sample_records import ENGINE, model, summary
+from tests.services import free_port, service
 
 VERSIONS = {
     "apache-tvm": "0.27.0.post1",
@@ -121,6 +124,26 @@ print("predicted")
         check=False,
     )
     assert done.stdout.strip().endswith("predicted"), done.stderr
+
+
+def test_mlflow_models_serve_answers_a_request(mlflow_url: str, name: str, store: ObjectStore, tmp_path: Path) -> None:
+    first(mlflow_url, name, store, tmp_path / "artifact")
+    port = free_port()
+    command = [
+        *(sys.executable, "-m", "mlflow", "models", "serve", "--model-uri", f"models:/{name}@champion"),
+        *("--env-manager", "local", "--host", "127.0.0.1", "--port", str(port)),
+    ]
+    image = np.ones((1, 3, 48, 192), "float32")
+    image[..., 96:] = 3
+    with service(command, f"http://127.0.0.1:{port}/ping", tmp_path / "serve.log", {"MLFLOW_TRACKING_URI": mlflow_url}):
+        answer = httpx.post(
+            f"http://127.0.0.1:{port}/invocations",
+            json={"inputs": {"image": image.tolist()}},
+            timeout=60,
+            trust_env=False,
+        )
+    assert answer.status_code == 200, answer.text
+    assert answer.json() == {"predictions": {"scores": [[2.0, 6.0]]}}
 
 
 def test_a_version_says_what_it_is_and_what_runs_it(
