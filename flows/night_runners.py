@@ -17,7 +17,7 @@ from infra.source_versions import target_slug
 from tasks.model_source import one_line
 
 logger = logging.getLogger("tunewright")
-_POLL_S = 5.0
+_POLL_S = 3.0
 #: How long Prefect's server may be away.
 _PATIENCE_S = 900.0
 

@@ -26,14 +26,11 @@ SECRET = "between MLflow and the receiver"
 
 
 @pytest.fixture(scope="module")
-def command(tmp_path_factory: pytest.TempPathFactory, prefect_url: str, mlflow_url: str) -> Command:
+def command(tmp_path_factory: pytest.TempPathFactory, deployed_url: str, mlflow_url: str) -> Command:
     """The command against the tests' services, with the deployments of prefect.yaml registered."""
     home = tmp_path_factory.mktemp("service") / "home"
-    settings = {"PREFECT_API_URL": prefect_url, "MLFLOW_TRACKING_URI": mlflow_url, "TUNEWRIGHT_WEBHOOK_SECRET": SECRET}
-    made = Command(home, {**settings, "PREFECT_HOME": str(home.parent / "prefect")})
-    done = made.run("deploy", "--folder", str(ROOT))
-    assert done.returncode == 0, done.stdout + done.stderr
-    return made
+    settings = {"PREFECT_API_URL": deployed_url, "MLFLOW_TRACKING_URI": mlflow_url, "TUNEWRIGHT_WEBHOOK_SECRET": SECRET}
+    return Command(home, {**settings, "PREFECT_HOME": str(home.parent / "prefect")})
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +203,7 @@ def test_prefect_away_is_one_line(command: Command) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_deployments_share_a_pool_in_queues_of_different_urgency(command: Command, prefect_url: str) -> None:
+def test_deploying_again_leaves_a_pool_with_queues_of_different_urgency(command: Command, prefect_url: str) -> None:
     api = httpx.Client(base_url=prefect_url, timeout=30)
     again = command.run("deploy", "--folder", str(ROOT))
     assert again.returncode == 0, again.stderr
