@@ -1,0 +1,99 @@
+"""From a normalised ONNX file to a fused Relay module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx
+import tvm
+from tvm import relay
+from tvm.relay.frontend import onnx as onnx_frontend
+
+from tasks.engines.onnx_operators import count_operators
+from tasks.engines.relay.fold_constants import fold_constants
+from tasks.engines.relay.layouts import BlockedLayouts, simd_lanes
+from tasks.engines.relay.rewriting import post_order
+from tasks.errors import ModelError
+
+#: onnx 1.14, the last that TVM 0.16 was made for, warns of every model that is newer than this.
+_IR_VERSION = 8
+_FUSE_LEVEL = 2
+
+
+def translate(path: str) -> tuple[Any, dict[str, int]]:
+    """The ONNX file as a Relay module with its weights as constants, and how many nodes of each operator it has.
+
+    Raises ModelError: one error lists every operator without a converter and its nodes.
+    """
+    model = onnx.load(path)
+    opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
+    counts = count_operators(model.graph, onnx_frontend._get_convert_map(opset), "relay")
+    model.ir_version = min(model.ir_version, _IR_VERSION)
+    try:
+        mod, params = relay.frontend.from_onnx(model, freeze_params=True)
+        if params:
+            mod["main"] = relay.build_module.bind_params_by_name(mod["main"], params)
+        mod = relay.transform.DynamicToStatic()(mod)
+    except Exception as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = lines[-1] if lines else type(error).__name__
+        raise ModelError(f"Relay cannot translate the model: {reason[:300]}; try the relax engine") from error
+    _refuse_dynamic(mod)
+    return mod, counts
+
+
+def _refuse_dynamic(mod: Any) -> None:
+    """Raises ModelError where a shape is known only when the model runs."""
+    for node in post_order(mod["main"]):
+        type_ = node.checked_type
+        if isinstance(type_, relay.TensorType) and any(not isinstance(size, tvm.tir.IntImm) for size in type_.shape):
+            name = getattr(getattr(node, "op", None), "name", "a tensor")
+            raise ModelError(f"the shape of {name} depends on the data: the relay engine compiles fixed shapes only")
+
+
+def fuse(mod: Any, target: Any) -> Any:
+    """Optimise for ``target`` (a tvm Target), choose layouts, fuse: ``main`` calls primitive functions."""
+    transform = relay.transform
+    optimise = [
+        relay.qnn.transform.Legalize(), relay.qnn.transform.CanonicalizeOps(),
+        transform.SimplifyInference(), transform.Legalize(), transform.DynamicToStatic(), fold,
+        transform.EliminateCommonSubexpr(), transform.SimplifyExpr(), transform.CombineParallelConv2D(3),
+        transform.CombineParallelDense(3), transform.CombineParallelBatchMatmul(3), fold, _fold_scales,
+        transform.CanonicalizeCast(), transform.CanonicalizeOps(), transform.FlattenAtrousConv(), fold,
+    ]  # fmt: skip
+    with target, tvm.transform.PassContext(opt_level=3):
+        mod = _apply(mod, optimise)
+        with BlockedLayouts(simd_lanes(target)):
+            mod = transform.AlterOpLayout()(mod)
+        finish = [fold, transform.FoldConstant(), transform.EliminateCommonSubexpr(), transform.FuseOps(_FUSE_LEVEL)]
+        return transform.InferType()(_apply(mod, finish))
+
+
+def fold(mod: Any) -> Any:
+    """Constant expressions that numpy evaluates; TVM's own pass compiles each."""
+    return fold_constants(mod)
+
+
+def _apply(mod: Any, passes: Any) -> Any:
+    for one in passes:
+        mod = one(mod)
+    return mod
+
+
+def _fold_scales(mod: Any) -> Any:
+    """Constant scales (batch normalisation) go into the weights of convolutions.
+
+    TVM's pass folds computed scales as well, such as a squeeze-and-excitation gate's, and then a weight is
+    computed and packed anew in each run: such a result is not taken.
+    """
+    folded = fold_constants(relay.transform.FoldScaleAxis()(mod))
+    return folded if _computed_weights(folded) <= _computed_weights(mod) else mod
+
+
+def _computed_weights(mod: Any) -> int:
+    return sum(
+        isinstance(node, relay.Call)
+        and getattr(node.op, "name", "").startswith(("nn.conv", "nn.dense"))
+        and not isinstance(node.args[1], relay.Constant)
+        for node in post_order(mod["main"])
+    )
