@@ -13,13 +13,17 @@ DEMO_MINUTES ?= 5
 TUNEWRIGHT_HOME ?= $(CURDIR)/.tunewright
 PREFECT_HOME ?= $(TUNEWRIGHT_HOME)/prefect
 
+# A Python 3.10 for the relay engine: make RELAY_PYTHON=/path/of/python3.10 relay-env
+RELAY_PYTHON ?= $(shell for python in python3.10 "$(HOME)"/.pyenv/versions/3.10*/bin/python; do \
+  "$$python" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info[:2] != (3, 10))' 2>/dev/null && { echo "$$python"; break; }; done)
+
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # --no-compile: pip would write a .pyc file for all that is installed, a minute and a half of CPU time;
 # Python writes those that are imported.
 PIP_INSTALL := $(BIN)/python -m pip install -qq --no-compile
 
-.PHONY: help venv demo ui check test bench-measure clean
+.PHONY: help venv relay-python relay-env demo ui check test bench-measure bench-tracking clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 22
@@ -44,6 +48,20 @@ venv: .venv/.ready ## set up .venv from the pinned versions
 	  test -z "$$missing" || $(PIP_INSTALL) --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
+relay-python: ## print the Python 3.10 that the relay engine would get, nothing where there is none
+	@echo "$(RELAY_PYTHON)"
+
+relay-env: .venv-relay/.ready ## set up .venv-relay: the relay engine's TVM, pinned, on Python 3.10
+
+.venv-relay/.ready: constraints-relay.txt
+	@test -n "$(RELAY_PYTHON)" || { \
+	  echo "no Python 3.10 with venv found, which the relay engine needs; name one: make RELAY_PYTHON=/path/of/python3.10 relay-env" >&2; exit 1; }
+	@echo "setting up .venv-relay, a minute or two ..." >&2
+	@test -x .venv-relay/bin/python || "$(RELAY_PYTHON)" -m venv .venv-relay
+	@sed -e '/^#/d' constraints-relay.txt | xargs .venv-relay/bin/python -m pip install -qq --no-compile --no-deps
+	@.venv-relay/bin/python -c 'from tvm import relay, autotvm; import onnx, xgboost'
+	@touch $@
+
 demo: export TUNEWRIGHT_HOME := $(TUNEWRIGHT_HOME)
 demo: export PREFECT_HOME := $(PREFECT_HOME)
 demo: .venv/.ready ## tune a real model (the PP-OCR text recogniser); the last line is JSON
@@ -65,6 +83,9 @@ test: .venv/.ready ## the tests, on the real parts
 bench-measure: .venv/.ready ## measuring against stock, kills, warm start (docs/benchmarks.md); the last line is JSON
 	@$(BIN)/python -m benchmarks.measure $(BENCH)
 
+bench-tracking: .venv/.ready ## MLflow under load, killed and filled again (docs/results.md); the last line is JSON
+	@$(BIN)/python -m benchmarks.tracking $(BENCH)
+
 clean: ## remove the environment, caches and what the demo left
-	rm -rf .venv .tunewright .cache .pytest_cache .mypy_cache .ruff_cache build dist *.egg-info
+	rm -rf .venv .venv-relay .tunewright .cache .pytest_cache .mypy_cache .ruff_cache build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
