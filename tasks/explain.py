@@ -36,7 +36,8 @@ def _reason(state: plan.TaskState, closed: str, records: Sequence[TuningRecord],
     failed = Counter(record.failure.kind for record in searched if record.failure)
     if len(searched) == sum(failed.values()):
         kinds = ", ".join(f"{count} {kind}" for kind, count in failed.most_common())
-        return f"all {len(searched)} trials failed ({kinds}){_last_message(records)}"
+        which = "its only trial" if len(searched) == 1 else f"all {len(searched)} trials"
+        return f"{which} failed ({kinds}){_last_message(records)}"
     sessions = len({record.session_id for record in searched})
     spent = f"{len(searched)} trials in {sessions} session{'s' if sessions > 1 else ''}"
     if not state.default_us or state.default_us / state.best_us < _NO_GAIN:

@@ -88,6 +88,7 @@ def build(request: BuildRequest, material: Material) -> Artifact:
     digest = digest_of(out)
     size = sum(path.stat().st_size for path in out.iterdir())
     if request.sources_dir:
+        shutil.rmtree(request.sources_dir, ignore_errors=True)  # an earlier build's
         write_sources(_winners(request, kernels, choices, compiled.objects), material.target, compiled.library)
     return Artifact(str(out), digest, size, request.tuned, choices)
 
