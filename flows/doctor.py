@@ -40,6 +40,7 @@ def examine(config: Settings, target: str) -> Iterator[Finding]:
     yield from _packages()
     yield _compiler()
     yield _guarded("engine relax", lambda: _engine(config, target), "see the message; reinstall with 'make venv'")
+    yield _relay(config, target)
     yield _devices()
     yield _guarded("object store", lambda: _store(config), "set TUNEWRIGHT_STORE to a place you can write to")
     yield _guarded("MLflow", lambda: _mlflow(config), "start it, or set MLFLOW_TRACKING_URI")
@@ -71,14 +72,25 @@ def _compiler() -> Finding:
     return Finding("C compiler", False, "none found", "install g++ or clang: it links the compiled model")
 
 
-def _engine(config: Settings, target: str) -> str:
+def _engine(config: Settings, target: str, engine: str = "relax") -> str:
     options = ChildOptions(
-        "relax", str(config.relax_python), target, "cpu:0", config.core_count,
-        start_timeout_s=config.engine_start_timeout_s,
+        engine, config.python_of(engine), target, "cpu:0", config.core_count,
+        start_timeout_s=config.engine_start_timeout_s, extra_environment=config.engine_environment(engine),
     )  # fmt: skip
-    with EngineChild(options) as engine:
-        info = engine.describe()
-    return f"apache-tvm {info.tvm_version} on Python {info.python_version}, target {info.target.key}"
+    with EngineChild(options) as child:
+        info = child.describe()
+    return f"TVM {info.tvm_version} on Python {info.python_version}, target {info.target.key}"
+
+
+def _relay(config: Settings, target: str) -> Finding:
+    """The relay engine is checked where it is set up; only ``--engine relay`` needs it."""
+    python = config.relay_python
+    if not python.exists() and "relay_python" not in config.model_fields_set:
+        return Finding("engine relay", True, "not set up; only --engine relay needs it ('make relay-env')")
+    # TVM's JSON differs between the versions; the short names are the same.
+    name = target if target in ("cpu", "cuda") else "cpu"
+    remedy = "see the message; 'make relay-env' sets up an environment, TUNEWRIGHT_RELAY_PYTHON names another"
+    return _guarded("engine relay", lambda: _engine(config, name, "relay"), remedy)
 
 
 def _devices() -> Finding:

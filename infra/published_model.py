@@ -79,7 +79,29 @@ def restore_version(tracking: Tracking, publication: Publication, artifact_uri: 
 def requirements(engine: EngineInfo) -> list[str]:
     """What runs the model, pinned: the TVM packages that built it, and numpy."""
     packages = sorted(package for package in engine.versions if "tvm" in package)
-    return [*(f"{package}=={engine.versions[package]}" for package in packages), "numpy"]
+    # TVMs with Relay are older than numpy 2, and their metadata do not say so.
+    numpy = f"numpy=={engine.versions['numpy']}" if engine.engine == "relay" else "numpy"
+    return [*(f"{package}=={engine.versions[package]}" for package in packages), numpy]
+
+
+def environment(engine: EngineInfo) -> dict[str, Any]:
+    """What MLflow writes of the environment that runs the model, as arguments of ``save_model``.
+
+    A TVM with Relay is made for an older Python than this one: MLflow takes another from a conda environment only.
+    """
+    if engine.engine != "relay":
+        return {"pip_requirements": requirements(engine)}
+    pip = {"pip": ["mlflow", *requirements(engine)]}
+    dependencies = [f"python={engine.python_version}", "pip", pip]
+    return {"conda_env": {"name": "mlflow-env", "channels": ["conda-forge"], "dependencies": dependencies}}
+
+
+def _name_python(path: Path, engine: EngineInfo) -> None:
+    """Have MLflow make the model's environment with the engine's Python: it writes down the one that it runs in."""
+    if engine.engine == "relay":
+        lines = path.read_text().splitlines(keepends=True)
+        lines = [f"python: {engine.python_version}\n" if line.startswith("python:") else line for line in lines]
+        path.write_text("".join(lines))
 
 
 def _create_name(tracking: Tracking, name: str) -> None:
@@ -154,8 +176,9 @@ def _save(folder: Path, publication: Publication, logged: Any) -> None:
         artifacts={"artifact": publication.artifact.path},
         signature=signature_of(publication.model),
         input_example=_example(publication.model.inputs),
-        pip_requirements=requirements(publication.engine),
+        **environment(publication.engine),
     )
+    _name_python(folder / "python_env.yaml", publication.engine)
     for cache in list(folder.rglob("__pycache__")):
         shutil.rmtree(cache, ignore_errors=True)
 
