@@ -39,6 +39,11 @@ class Settings(BaseSettings):
         default=Path(sys.executable),
         description="Interpreter of the relax engine; it must hold apache-tvm.",
     )
+    relay_python: Path = Field(
+        default=Path(__file__).parent.parent / ".venv-relay" / "bin" / "python",
+        description="Interpreter of the relay engine; it must hold a TVM with Relay and AutoTVM.",
+    )
+    relay_tuner: str = Field(default="xgb", description="AutoTVM's tuner of the relay engine: xgb, ga, random, grid.")
     threads: int = Field(
         default=0,
         ge=0,
@@ -56,7 +61,7 @@ class Settings(BaseSettings):
     measure_flush_cache: bool = Field(default=False, description="Flush the CPU cache before each repeat.")
 
     scheduler: str = Field(
-        default="", description="Dask scheduler of the fleet, tls://host:port. Without one a run uses this machine only."
+        default="", description="Dask scheduler of the fleet, tls://host:port; without one, this machine measures."
     )
     tls_dir: Path | None = Field(
         default=None, description="Certificates of the fleet, made by 'tunewright certs'. Default: HOME/tls."
@@ -102,6 +107,14 @@ class Settings(BaseSettings):
     def certificates(self) -> Path:
         """The folder of the fleet's certificates."""
         return self.tls_dir or self.home / "tls"
+
+    def python_of(self, engine: str) -> str:
+        """The interpreter that ``engine`` runs in."""
+        return str(self.relay_python if engine == "relay" else self.relax_python)
+
+    def engine_environment(self, engine: str) -> tuple[tuple[str, str], ...]:
+        """What ``engine`` reads from its environment beside its options."""
+        return (("TUNEWRIGHT_RELAY_TUNER", self.relay_tuner),) if engine == "relay" else ()
 
     @property
     def core_count(self) -> int:

@@ -36,6 +36,8 @@ from tasks.records import (
 
 T = TypeVar("T")
 _TAIL_BYTES = 3000
+#: How an engine's own environment comes to be.
+_SET_UP = {"relay": ", or set it up with 'make relay-env'"}
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,9 @@ class EngineChild:
         return from_plain(Latency, self._call("execute", {"request": request}))
 
     def finish_trial(self) -> None:
-        """Ask the child to end its session after the trial in flight."""
+        """Ask the child to end its session after the trial in flight; one that is starting would just die of it."""
+        if self._info is None:
+            return
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
 
@@ -184,7 +188,7 @@ class EngineChild:
         except OSError as error:
             raise EngineUnavailable(
                 f"the {options.engine} engine's interpreter {options.python} does not start ({error.strerror}); "
-                f"name another with TUNEWRIGHT_{options.engine.upper()}_PYTHON"
+                f"name another with TUNEWRIGHT_{options.engine.upper()}_PYTHON{_SET_UP.get(options.engine, '')}"
             ) from error
 
     def _call(self, verb: str, args: dict[str, Any], on_event: Callable[[str, Any], None] | None = None) -> Any:
@@ -221,9 +225,7 @@ class EngineChild:
                 if not selector.select(max(0.0, deadline - time.monotonic())):
                     tail = self.stderr_tail()
                     self.close()
-                    raise EngineTimeout(
-                        f"the {self.options.engine} engine gave no answer to {verb} in time: {tail[-300:]}"
-                    )
+                    raise EngineTimeout(self._overdue(verb, tail))
             chunk = os.read(self._process.stdout.fileno(), 1 << 16)
             if not chunk:
                 raise self._death(verb)
@@ -231,6 +233,16 @@ class EngineChild:
         line = bytes(self._buffer[:end])
         del self._buffer[: end + 1]
         return line
+
+    def _overdue(self, verb: str, tail: str) -> str:
+        name = self.options.engine
+        text = f"the {name} engine gave no answer to {verb} in time: {tail[-300:] or 'it wrote nothing'}"
+        if verb != "start":
+            return text
+        return (
+            f"{text}; is {self.options.python} a Python that starts? Name another with "
+            f"TUNEWRIGHT_{name.upper()}_PYTHON, or allow more time with TUNEWRIGHT_ENGINE_START_TIMEOUT_S"
+        )
 
     def _death(self, verb: str) -> EngineCrashed | EngineUnavailable:
         status = self._process.wait()
