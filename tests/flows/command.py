@@ -33,14 +33,14 @@ class Command:
     def run(self, *arguments: str, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
         """Call and wait."""
         return subprocess.run(
-            self._line(arguments), env=self._environment(), cwd=self.home.parent, text=True,
+            self._line(arguments), env=self.environment(), cwd=self.home.parent, text=True,
             capture_output=True, timeout=timeout_s, check=False,
         )  # fmt: skip
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Call and go on."""
         return subprocess.Popen(
-            self._line(arguments), env=self._environment(), cwd=self.home.parent, text=True,
+            self._line(arguments), env=self.environment(), cwd=self.home.parent, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
 
@@ -76,7 +76,8 @@ class Command:
     def _line(self, arguments: tuple[str, ...]) -> list[str]:
         return [sys.executable, "-m", "flows.cli", *arguments]
 
-    def _environment(self) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
+        """What a call sees."""
         root = str(Path(__file__).parents[2])
         own = {"TUNEWRIGHT_HOME": str(self.home), "PYTHONPATH": root, MARK: self.mark, "COLUMNS": "200"}
         return {**os.environ, **own, **self.settings}
