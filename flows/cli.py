@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from flows import service_commands
+from flows import fleet_commands, results_commands, service_commands
 from flows.command_line import one_line_errors, prepare_prefect
 from flows.shapes import parse_shapes
 from tasks.errors import InputError
@@ -25,6 +25,7 @@ console = Console()
 ModelArgument = Annotated[str, typer.Argument(help="ONNX file, models:/name/version or @alias, runs:/..., s3://...")]
 ShapeOption = Annotated[list[str] | None, typer.Option("--shape", help="Sizes of an input: name=1,3,48,320.")]
 TargetOption = Annotated[str, typer.Option(help="cpu, cuda, or TVM's JSON.")]
+EngineOption = Annotated[str, typer.Option(help="relax or relay.")]
 GranularityOption = Annotated[str, typer.Option(help="subgraph or operator.")]
 DebugOption = Annotated[bool, typer.Option(help="Show tracebacks and Prefect's log.")]
 
@@ -36,7 +37,7 @@ def tune(
     target: TargetOption = "cpu",
     trials: Annotated[int | None, typer.Option(help="Search trials to spend.")] = None,
     minutes: Annotated[float | None, typer.Option(help="Wall-clock minutes for the whole run.")] = None,
-    engine: Annotated[str, typer.Option(help="relax.")] = "relax",
+    engine: EngineOption = "relax",
     granularity: GranularityOption = "subgraph",
     name: Annotated[str, typer.Option(help="Name in the model registry.")] = "",
     out: Annotated[Path | None, typer.Option(help="Copy the artifact into this folder.")] = None,
@@ -63,12 +64,15 @@ def inspect(
     model: ModelArgument,
     shape: ShapeOption = None,
     target: TargetOption = "cpu",
+    engine: EngineOption = "relax",
     granularity: GranularityOption = "subgraph",
     debug: DebugOption = False,
 ) -> None:
     """Import, fuse and extract; print the subgraphs and tasks; tune nothing."""
     with one_line_errors(debug):
-        parameters = _parameters(model=model, shapes=parse_shapes(shape or []), target=target, granularity=granularity)
+        parameters = _parameters(
+            model=model, shapes=parse_shapes(shape or []), target=target, engine=engine, granularity=granularity,
+        )  # fmt: skip
         prepare_prefect(debug)
         from flows.running import inspect_model
         from flows.terminal import show_subgraphs
@@ -124,6 +128,8 @@ def _parameters(**values: object) -> TuneParameters:
 
 
 service_commands.add_to(app)
+results_commands.add_to(app)
+fleet_commands.add_to(app)
 
 
 def main() -> None:

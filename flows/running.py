@@ -13,16 +13,18 @@ from flows.parameters import TuneParameters
 from infra.object_store import open_store
 from infra.settings import settings
 from infra.tracking import Tracking
+from tasks.engines.child import ChildOptions
 from tasks.import_model import import_source
-from tasks.records import FusedModule, ModelFile, TuningSummary, TuningTask
+from tasks.records import EngineInfo, FusedModule, ModelFile, TuningSummary, TuningTask
 from tasks.run import close_engines, engine_for
 
 
 def run_in_terminal(parameters: TuneParameters, console: Console) -> TuningSummary:
     """Tune with a progress bar; the table at the end, a line of JSON last."""
-    engine_for(parameters.child_options())
+    options = parameters.child_options(_target_of_agents(parameters, console))
+    engine_for(options)
     server = _start_prefect()
-    _check(parameters)
+    _check(parameters, options)
     from flows.terminal import ProgressBar, show_summary, summary_line
     from flows.tune_model import observers, tune_model
 
@@ -63,7 +65,23 @@ def _start_prefect() -> threading.Thread:
     return thread
 
 
-def _check(parameters: TuneParameters) -> None:
+def _target_of_agents(parameters: TuneParameters, console: Console) -> EngineInfo | None:
+    """What the fleet's agents measure, where a scheduler is set. Raises InputError, FleetError."""
+    config = settings()
+    if not config.scheduler:
+        return None
+    from infra.cluster import connect
+    from tasks.fleet import wait_for_target
+
+    client = connect(config.scheduler, config.certificates)
+    try:
+        said = lambda text: console.print(text, highlight=False)  # noqa: E731
+        return wait_for_target(client, parameters.target, parameters.engine, said)
+    finally:
+        client.close()
+
+
+def _check(parameters: TuneParameters, options: ChildOptions) -> None:
     """What would end the run later ends it now. Raises what the steps raise.
 
     The engine keeps what it imports here: the flow's own import and fusion find it done.
@@ -72,7 +90,7 @@ def _check(parameters: TuneParameters) -> None:
     _make_home(config.home)
     open_store(config.store_url, config.s3_endpoint_url or None).check()
     model = _import(parameters)
-    engine = engine_for(parameters.child_options())
+    engine = engine_for(options)
     engine.fuse(engine.import_model(model), parameters.granularity)
     Tracking(config.tracking).check()
 

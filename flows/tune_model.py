@@ -7,22 +7,31 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from typing import Any
 
 from prefect import flow
+from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.outcome import log_outcome, request_tags
 from flows.parameters import TuneParameters
+from infra.background_log import BackgroundLog
+from infra.cluster import security
+from infra.lease import Lease
 from infra.object_store import open_store
 from infra.record_store import RecordStore
-from infra.run_log import RunLog
+from infra.run_log import origin
+from infra.run_manifest import RunManifest
 from infra.sample_store import SampleStore
 from infra.settings import settings
 from tasks import plan
+from tasks.bisect import prove
 from tasks.build import build_tuned, build_untuned
-from tasks.errors import TunewrightError
+from tasks.errors import InputError, TunewrightError
+from tasks.explain import explain
 from tasks.fuse import extract, fuse, translate
 from tasks.import_step import import_step
+from tasks.inside import look_inside
 from tasks.publish import look_up_champion, publish
 from tasks.records import (
     Artifact,
@@ -34,18 +43,34 @@ from tasks.records import (
     short_hash,
 )
 from tasks.run import Progress, TuningRun, forget
-from tasks.tune import Budget, confirm, measure_defaults, plan_session, search_session, searched_trials
+from tasks.tune import Budget, confirm, measure_defaults, search, searched_trials
 from tasks.verify import Verification, verify
 
 logger = logging.getLogger("tunewright")
 
 #: Wall-clock time that a run keeps for what follows the search, beside building and confirming.
 _RESERVE_S = 25.0
+#: Agents end what a dead run had given them after the trial in flight, and store it.
+_LEFTOVERS_S = 120.0
 #: Confirming one task: its candidates are built together and timed in three rounds.
 _CONFIRM_S = 1.2
 
 
-@flow(name="tune-model", validate_parameters=True)
+def _task_runner() -> Any:
+    """Where sessions run: on the fleet of the scheduler that is set, or in this process."""
+    config = settings()
+    if not config.scheduler:
+        return ThreadPoolTaskRunner()
+    from prefect_dask import DaskTaskRunner
+
+    try:
+        tls = security(config.scheduler, config.certificates)
+    except InputError:  # agents and the scheduler import this too; a run that wants agents says what is wrong
+        tls = None
+    return DaskTaskRunner(address=config.scheduler, client_kwargs={"security": tls})
+
+
+@flow(name="tune-model", validate_parameters=True, task_runner=_task_runner())
 def tune_model(parameters: TuneParameters, run_id: str = "") -> TuningSummary:
     """Tune one model. Raises what ``tasks.errors`` lists; nothing is published unless all of it worked."""
     run = open_run(parameters, run_id or new_run_id(parameters.model))
@@ -55,17 +80,20 @@ def tune_model(parameters: TuneParameters, run_id: str = "") -> TuningSummary:
         fused = fuse(run.run_id, imported, parameters.granularity)
         _start_log(run, model, parameters)
         extract(run.run_id, fused)
-        measure_defaults(run.run_id)
+        _manifest(run).write_tasks(fused, run.tasks, run.book.all())
+        measure_defaults(run)
         _log_fused(run, fused)
         started = time.time()
         untuned = build_untuned(run.run_id, fused)
         _search(run, parameters, build_s=time.time() - started)
-        run.notes.append(confirm(run.run_id))
-        tuned = build_tuned(run.run_id, fused)
+        run.notes.append(confirm(run))
+        proven = prove(run.run_id, fused, build_tuned(run.run_id, fused), untuned)
         champion = look_up_champion(run.run_id, model.name)
-        verification = verify(run.run_id, model, tuned, untuned, champion)
-        published = publish(run.run_id, model, tuned, verification.verdict, verification.race)
-        summary = _summary(run, fused, verification, published, tuned)
+        verification = verify(run.run_id, model, proven, untuned, champion)
+        profile, roof = look_inside(run.run_id, fused, proven.artifact)
+        published = publish(run.run_id, model, proven.artifact, verification.verdict, verification.race)
+        summary = _summary(run, fused, verification, published, proven.artifact)
+        summary = replace(summary, profile=profile, roof=roof)
         _finish(run, summary)
     return summary
 
@@ -90,10 +118,20 @@ def open_run(parameters: TuneParameters, run_id: str) -> TuningRun:
         for observer in observers:
             observer(progress)
 
+    fleet = None
+    if config.scheduler:
+        from tasks.fleet import open_fleet
+
+        said = lambda text: tell(Progress("wait", message=text))  # noqa: E731
+        fleet = open_fleet(parameters.target, parameters.engine, run_id, said)
+        fleet.priority = parameters.priority
     run = TuningRun(
-        run_id=run_id, options=parameters.child_options(), home=config.home, store=store,
-        measure=_measure_settings(), seed=parameters.seed, observer=tell,
+        run_id=run_id, options=parameters.child_options(fleet.info if fleet else None), home=config.home, store=store,
+        store_url=config.store_url, measure=_measure_settings(), seed=parameters.seed, observer=tell,
+        asked_target=parameters.target,
     )  # fmt: skip
+    if fleet is not None:
+        run.fleet = run.hands = fleet
     _ = run.engine  # it starts while the model is fetched and normalised
     return run
 
@@ -108,11 +146,8 @@ def _measure_settings() -> MeasureSettings:
 
 def _search(run: TuningRun, parameters: TuneParameters, build_s: float) -> None:
     """Sessions until the budget is spent or nothing is expected to improve."""
-    while True:
-        session, reason = plan_session(run.run_id, _budget(run, parameters, build_s))
-        if session is None:
-            break
-        search_session(run.run_id, session.task.name, session)
+    reason = search(run, lambda: _budget(run, parameters, build_s))
+    run.ended = reason
     run.notes.append(f"tuning ended: {reason}")
     states = [plan.state_of(task, run.book.of(task.workload_key)) for task in run.tasks]
     run.notes += [f"{name}: {why}" for name, why in plan.closed_tasks(states).items() if "improvement" not in why]
@@ -133,14 +168,33 @@ def _start_log(run: TuningRun, model: ModelFile, parameters: TuneParameters) -> 
     info = run.engine.describe()
     run.records = RecordStore(run.store, info.engine, info.tvm_version, info.target.key, config.home / "cache")
     run.samples = SampleStore(run.store, info, config.home)
+    _take_lease(run, model)
     described = {
         **parameters.model_dump(exclude={"shapes"}), "target": info.target.spec, "target_key": info.target.key,
         "threads": info.target.threads, "device": info.device, "model_digest": model.digest,
         **{f"measure.{key}": value for key, value in asdict(run.measure).items()},
         **{f"version.{key}": value for key, value in info.versions.items()},
     }  # fmt: skip
-    tags = {"tunewright.run_id": run.run_id, "tunewright.model": model.name, **request_tags(parameters)}
-    run.log = RunLog.start(config.tracking, config.experiment, f"{model.name} {run.run_id}", described, tags)
+    tags = {
+        **origin(), "tunewright.run_id": run.run_id, "tunewright.model": model.name, **request_tags(parameters),
+    }  # fmt: skip
+    title = f"{model.name} {run.run_id}"
+    run.log = BackgroundLog.start(config.tracking, config.experiment, title, described, tags)
+    _manifest(run).write_start(title, config.experiment, described, tags, info)
+
+
+def _manifest(run: TuningRun) -> RunManifest:
+    """The run as the object store has it, from which MLflow can be filled again."""
+    return RunManifest(run.store, run.run_id)
+
+
+def _take_lease(run: TuningRun, model: ModelFile) -> None:
+    """No other run tunes this model for this target; what one that died had begun has ended. Raises RunInProgress."""
+    lease = Lease(run.store, model.name, run.engine.describe().target.key, run.run_id)
+    lease.acquire(lambda text: run.observer(Progress("wait", message=text)))
+    run.lease = lease
+    if lease.died and run.fleet is not None:
+        run.fleet.wait_for_leftovers(lease.died, _LEFTOVERS_S)
 
 
 def _log_fused(run: TuningRun, fused: FusedModule) -> None:
@@ -154,6 +208,7 @@ def _log_fused(run: TuningRun, fused: FusedModule) -> None:
 def _summary(
     run: TuningRun, fused: FusedModule, verification: Verification, published: PublishedVersion, tuned: Artifact
 ) -> TuningSummary:
+    states = [plan.state_of(task, run.book.of(task.workload_key)) for task in run.tasks]
     failures = Counter(record.failure.kind for record in run.book.of_run(run.run_id) if record.failure)
     seconds = {**run.seconds, "total": time.time() - run.started}
     return TuningSummary(
@@ -161,6 +216,7 @@ def _summary(
         tasks=len(run.tasks), trials=searched_trials(run), reused_records=run.book.reused,
         failures=dict(failures), verdict=verification.verdict, published=published, artifact=tuned,
         seconds=seconds, notes=tuple(run.notes),
+        reasons=explain(states, run.book.all(), run.ended),
     )  # fmt: skip
 
 
@@ -174,9 +230,11 @@ def _finish(run: TuningRun, summary: TuningSummary) -> None:
             run.log_task(task, must=True)
     assert run.log is not None
     run.log.log_tables({task.workload_key: run.book.of(task.workload_key) for task in run.tasks})
+    run.log.log_sources(run.sources)
     run.log.log_sessions(run.session_log)
     log_outcome(run)
-    run.log.finish(summary)
+    _manifest(run).write_sources(run.sources)
+    run.log.finish(summary, _manifest(run).write_end(summary, sessions=run.session_log))
 
 
 @contextmanager
@@ -189,10 +247,15 @@ def _failures_logged(run: TuningRun) -> Iterator[None]:
         if run.records is not None:
             run.flush_journals()
         if run.log is not None:
+            reason = reason or type(error).__name__
             try:
-                run.log.fail(reason or type(error).__name__)
+                run.log.fail(reason, _manifest(run).write_end(None, reason, run.session_log))
             except TunewrightError as second:
                 logger.warning("%s", second)
         raise
     finally:
+        if run.fleet is not None:
+            run.fleet.close()
+        if run.lease is not None:
+            run.lease.release()
         forget(run.run_id)

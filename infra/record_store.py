@@ -1,10 +1,13 @@
 """Tuning records in the object store: append-only, merged by reading.
 
     records/<engine>/<tvm version>/<target key>/<workload key>/<session id>.jsonl
+                                                              /<session id>.part-<first record>-<hash>.jsonl
     workloads/<engine>/<tvm version>/<workload key>.json
     quarantine/<engine>/<tvm version>/<target key>/<record id>.json
 
-There is no lock and no index: any number of agents write, each under names of its own.
+There is no lock and no index: any number of agents write, each under names of its own. While a session
+runs, its agent stores what comes in as *parts*, so that a machine that is lost for ever loses next to
+nothing; the object written at the session's end holds all of them, and readers then leave the parts out.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from tasks.records import TuningRecord, short_hash
 
 #: Requests in flight while reading: hides the round trip to S3.
 READERS = 8
+_PART = ".part-"
 
 
 class RecordStore:
@@ -58,10 +62,13 @@ class RecordStore:
         except OSError as error:
             raise StoreError(f"cannot read journal {journal_path}: {error}") from error
         records, self.skipped = _parse(data)
-        groups: defaultdict[str, list[TuningRecord]] = defaultdict(list)
-        for record in records:
-            groups[_session_key(record)].append(record)
-        return sum(self._upload(base, group) for base, group in groups.items())
+        return sum(self._upload(base, group) for base, group in _by_session(records).items())
+
+    def put_part(self, records: Iterable[TuningRecord]) -> None:
+        """Store records of sessions that still run, in journal order and each once. Raises StoreError."""
+        for base, group in _by_session(records).items():
+            name = f"{group[0].record_id}-{short_hash(*(r.record_id for r in group), length=8)}"
+            self.store.put(f"{base}{_PART}{name}.jsonl", _lines(group))
 
     def load(self, workload_keys: Iterable[str] | None = None) -> Mapping[str, tuple[TuningRecord, ...]]:
         """The records by workload key, oldest first, each record id once; of all workloads for None.
@@ -78,7 +85,13 @@ class RecordStore:
         with ThreadPoolExecutor(READERS) as pool:
             listed = pool.map(lambda prefix: list(self.store.list(prefix)), prefixes)
             keys = [key for found in listed for key in found]
-            for key, (records, bad) in zip(keys, pool.map(self._read, keys), strict=True):
+            whole = [key for key in keys if _PART not in key]
+            read = dict(zip(whole, pool.map(self._read, whole), strict=True))
+            seen = {record.record_id for records, _ in read.values() for record in records}
+            # A part is whole or absent, and so the session's object holds all of it or nothing.
+            parts = [key for key in keys if _PART in key and _first_record(key) not in seen]
+            read.update(zip(parts, pool.map(self._read, parts), strict=True))
+            for key, (records, bad) in read.items():
                 skipped += bad
                 workload = merged.setdefault(key.removeprefix(root).partition("/")[0], {})
                 for record in records:
@@ -117,19 +130,26 @@ class RecordStore:
         """Store those of ``group``, one session's records of one workload, that are not stored yet.
 
         A session that was interrupted, uploaded and continued has more records later: they go into a
-        further object, since an object never changes.
+        further object, since an object never changes. Records that are stored as parts only, by this
+        agent or by one that is dead, are stored again with the rest. Returns how many were new.
         """
         missing = {record.record_id: record for record in group}
-        key = f"{base}.jsonl"
+        key, in_parts, stored_whole = f"{base}.jsonl", set[str](), set[str]()
         for _ in range(2):
             for stored in self.store.list(f"{base}."):
-                for record in _parse(self._fetch(stored))[0]:
-                    missing.pop(record.record_id, None)
-                key = f"{base}.{short_hash(*missing)}.jsonl"
+                records = _parse(self._fetch(stored))[0]
+                if _PART in stored:
+                    in_parts.update(record.record_id for record in records)
+                    missing.update((r.record_id, r) for r in records if r.record_id not in missing)
+                else:
+                    stored_whole.update(record.record_id for record in records)
+                    key = ""
+            missing = {name: record for name, record in missing.items() if name not in stored_whole}
             if not missing:
                 return 0
-            if self.store.put(key, b"".join(wire.to_line(r).encode() for r in missing.values())):
-                return len(missing)
+            key = key or f"{base}.{short_hash(*missing)}.jsonl"
+            if self.store.put(key, _lines(missing.values())):
+                return len(missing.keys() - in_parts)
             # Somebody stored this session meanwhile: see what they did not have.
         return 0
 
@@ -163,6 +183,22 @@ def _identity(record: TuningRecord) -> tuple[str, str, str, str]:
 
 def _session_key(record: TuningRecord) -> str:
     return checked_key(f"records/{'/'.join(_identity(record))}/{record.session_id}")
+
+
+def _by_session(records: Iterable[TuningRecord]) -> dict[str, list[TuningRecord]]:
+    """The records by the beginning of their objects' keys."""
+    groups: defaultdict[str, list[TuningRecord]] = defaultdict(list)
+    for record in records:
+        groups[_session_key(record)].append(record)
+    return groups
+
+
+def _first_record(part_key: str) -> str:
+    return part_key.rpartition(_PART)[2].partition("-")[0]
+
+
+def _lines(records: Iterable[TuningRecord]) -> bytes:
+    return b"".join(wire.to_line(record).encode() for record in records)
 
 
 def _parse(data: bytes) -> tuple[list[TuningRecord], int]:

@@ -1,46 +1,41 @@
-"""The tune step: sessions on an engine, one after the other, until the budget is spent."""
+"""Tuning: sessions planned and given out until the budget is spent, on one device or on many."""
 
 from __future__ import annotations
 
 import logging
-import socket
+import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
-
-from prefect import task
-from prefect.cache_policies import NO_CACHE
+from typing import TypeVar
 
 from tasks import plan
 from tasks.engines.interface import best_first
-from tasks.engines.measuring.journal import Journal
-from tasks.errors import DeviceBusy, EngineCrashed, EngineTimeout, TuningFailed
-from tasks.records import (
-    EngineInfo,
-    Failure,
-    Session,
-    SessionResult,
-    TuningRecord,
-    TuningTask,
-    short_hash,
-)
-from tasks.run import Progress, TuningRun, run_of
+from tasks.errands import Finished
+from tasks.errors import TuningFailed
+from tasks.records import Session, TuningRecord, TuningTask, short_hash
+from tasks.run import Progress, TuningRun
+from tasks.sessions import Errand
 
 logger = logging.getLogger("tunewright")
 
-#: A session that kills its engine so often is given up; its task is not searched again in this run.
-_DEATHS = 2
+T = TypeVar("T")
 #: Candidates of each task that are measured again at the end.
 _CONFIRMED = 3
 #: Repeats in each of a confirmation's rounds.
 _CONFIRM_REPEATS = 2
-_BUSY_POLL_S = 2.0
 #: A time budget that is left with fewer trials than these is spent.
 _WORTHWHILE_TRIALS = 4
 #: Seconds a trial, search included, before this run has a pace of its own.
 _FIRST_PACE_S = 0.5
+#: Default schedules in one session, and confirmations in one errand, where several agents share them.
+_MOST_TOGETHER = 16
+#: A task's search space is divided into so many slices at most.
+_MOST_SLICES = 8
+#: Engines whose search keeps to a slice of its space.
+_SLICING = ("relax",)
 
 
 @dataclass(frozen=True)
@@ -52,71 +47,63 @@ class Budget:
     floor_trials: int = 0
 
 
-@task(cache_policy=NO_CACHE)
-def measure_defaults(run_id: str) -> SessionResult:
-    """Measure every task's default schedule, so that a run cut short never ends worse than untuned."""
-    run = run_of(run_id)
+def measure_defaults(run: TuningRun) -> None:
+    """Measure every task's default schedule, so that a run cut short never ends worse than untuned.
+
+    Raises TuningFailed where none can be measured.
+    """
     tasks = [t for t in run.tasks if all(record.schedule for record in run.book.of(t.workload_key))]
-    result = SessionResult("", "default", 0, {}, {})
     if tasks:
         run.observer(Progress("default", message=f"{len(tasks)} tasks"))
-        result = run_session(run, _session(run, "default", tasks, "the default schedule comes first"))
+        reason = "the default schedule comes first"
+        _do_all(run, [_errand(run, "default", [_session(run, "default", c, reason)]) for c in _shares(run, tasks)])
     for tuning_task in run.tasks:
         run.log_task(tuning_task)
     broken = [t.name for t in run.tasks if plan.state_of(t, run.book.of(t.workload_key)).best_us is None]
     if broken and len(broken) == len(run.tasks):
         raise TuningFailed(f"no default schedule can be measured: {_last_failure(run)}; run 'tunewright doctor'")
-    return result
 
 
-@task(cache_policy=NO_CACHE, task_run_name="search {name}")
-def search_session(run_id: str, name: str, session: Session) -> SessionResult:
-    """One session of one task."""
-    run = run_of(run_id)
-    started = time.monotonic()
-    result = run_session(run, session)
-    run.search_s += time.monotonic() - started
-    if result.exhausted:
-        run.exhausted.add(session.task.workload_key)
-    run.log_task(session.task)
-    logger.info("session %s of %s: %s trials, %s", session.session_id, name, result.records, session.reason)
-    return result
+def search(run: TuningRun, budget_of: Callable[[], Budget]) -> str:
+    """Sessions until the budget is spent or nothing is expected to improve; the reason why tuning ended.
+
+    The plan is asked whenever a session ends and whenever an agent comes. Raises TuningFailed.
+    """
+    reason = ""
+
+    def next_errand() -> Errand | None:
+        nonlocal reason
+        session, reason = plan_session(run, budget_of())
+        return None if session is None else _errand(run, f"search {session.task.name}", [session])
+
+    _keep_busy(run, next_errand, lambda _: None)
+    return reason
 
 
-@task(cache_policy=NO_CACHE)
-def confirm(run_id: str) -> str:
+def confirm(run: TuningRun) -> str:
     """Measure the best few of each searched task again, taking turns; how often the winner changed, as text."""
-    run = run_of(run_id)
-    confirmed, gains = 0, []
     run.observer(Progress("confirm"))
+    leaders, sessions = {}, []
     for tuning_task in run.tasks:
         records = run.book.of(tuning_task.workload_key)
         if not _needs_confirmation(records, run.run_id):
             continue
-        confirmed += 1
         first = best_first([record for record in records if record.phase != "confirm"])[0].candidate_key
         session = _session(run, "confirm", [tuning_task], "the best few are measured again", _CONFIRMED)
-        run_session(run, replace(session, settings=replace(run.measure, repeat=_CONFIRM_REPEATS)))
-        gains += _gain_over(first, run.book.of(tuning_task.workload_key), session.session_id)
-        run.log_task(tuning_task)
-    text = f"confirmation changed the winner of {len(gains)} of {confirmed} tasks"
+        sessions.append(replace(session, settings=replace(run.measure, repeat=_CONFIRM_REPEATS)))
+        leaders[session.session_id] = first
+    _do_all(run, [_errand(run, "confirm", share) for share in _shares(run, sessions)])
+    gains = []
+    for session in sessions:
+        gains += _gain_over(leaders[session.session_id], run.book.of(session.task.workload_key), session.session_id)
+    text = f"confirmation changed the winner of {len(gains)} of {len(sessions)} tasks"
     if gains:
         text += f", by {statistics.median(gains):.1%} in the median, {max(gains):.1%} at most"
     return text
 
 
-def _gain_over(first: str, records: Sequence[TuningRecord], session_id: str) -> list[float]:
-    """By how much the confirmed winner is faster than the candidate that led before, where it is another."""
-    again = {r.candidate_key: r.latency_us for r in records if r.session_id == session_id and r.latency_us}
-    winner = best_first(records)[0].candidate_key
-    if winner == first or first not in again or winner not in again:
-        return []
-    return [1.0 - again[winner] / again[first]]
-
-
-def plan_session(run_id: str, budget: Budget) -> tuple[Session | None, str]:
-    """The next session, or None and the reason why tuning ends. Raises TuningFailed."""
-    run = run_of(run_id)
+def plan_session(run: TuningRun, budget: Budget) -> tuple[Session | None, str]:
+    """The next session, or None and the reason why there is none, now or for good. Raises TuningFailed."""
     states = [plan.state_of(t, run.book.of(t.workload_key), t.workload_key in run.exhausted) for t in run.tasks]
     searched = [state for state in states if state.trials]
     if searched and all(state.failing for state in searched) and len(searched) >= min(3, len(states)):
@@ -124,26 +111,21 @@ def plan_session(run_id: str, budget: Budget) -> tuple[Session | None, str]:
             f"every trial of {len(searched)} tasks failed alike ({searched[0].failing}): "
             f"{_last_failure(run)}; the set-up is broken, run 'tunewright doctor'"
         )
-    spent = searched_trials(run)
-    left = _trials_left(run, budget, spent)
+    out = [session for errand in run.hands.out() for session in errand.sessions if session.phase == "search"]
+    left = _trials_left(run, budget, out)
     if budget.stop_at is not None and left is not None and left < _WORTHWHILE_TRIALS:
         return None, "the time budget is spent"
-    decision = plan.next_session(states, plan.Limits(left, budget.floor_trials, run.known_samples + spent))
+    slices = _slices(run, states)
+    free = {s.task.workload_key: _free_slice(s.task.workload_key, out, slices) for s in states}
+    open_now = [replace(s, exhausted=s.exhausted or free[s.task.workload_key] is None) for s in states]
+    limits = plan.Limits(left, budget.floor_trials, run.known_samples + searched_trials(run))
+    decision = plan.next_session(open_now, limits, Counter(session.task.workload_key for session in out))
     show_progress(run, states, budget)
     if decision.task is None:
         return None, decision.reason
     session = _session(run, "search", [decision.task], decision.reason, decision.trials)
-    return replace(session, stop_at=budget.stop_at), decision.reason
-
-
-def _trials_left(run: TuningRun, budget: Budget, spent: int) -> int | None:
-    """What both budgets still allow, the time counted in trials of this run's own pace; None: no limit."""
-    left = None if budget.trials is None else budget.trials - spent
-    if budget.stop_at is None:
-        return left
-    pace_s = run.search_s / spent if spent else _FIRST_PACE_S
-    in_time = int((budget.stop_at - time.time()) / pace_s)
-    return max(0, in_time if left is None else min(left, in_time))
+    index = free[decision.task.workload_key]
+    return replace(session, stop_at=budget.stop_at, slice_index=index or 0, slice_count=slices), decision.reason
 
 
 def searched_trials(run: TuningRun) -> int:
@@ -158,99 +140,121 @@ def show_progress(run: TuningRun, states: Sequence[plan.TaskState], budget: Budg
     left_s = None if budget.stop_at is None else max(0.0, budget.stop_at - time.time())
     untuned_us = plan.model_latency_us(states, untuned=True)
     run.observer(Progress("tune", trials, budget.trials, best_us, untuned_us, left_s))
-    if run.log is not None and not run.unlogged:
+    if run.log is not None:
         run.log.log_progress(trials, best_us, time.time() - run.started)
 
 
-def run_session(run: TuningRun, session: Session) -> SessionResult:
-    """Run ``session`` to its end, through deaths of the engine, and store what it measured."""
-    deaths = 0
+def _keep_busy(run: TuningRun, next_errand: Callable[[], Errand | None], on_end: Callable[[Finished], None]) -> None:
+    """Give out errands while there is room, until there are none and all that were given out have ended."""
     while True:
-        run.pending.append(run.journals / f"{session.session_id}.jsonl")
-        try:
-            result = _wait_for_device(run, session)
-            break
-        except (EngineCrashed, EngineTimeout) as error:
-            deaths += 1
-            _record_loss(run, session, run.engine.in_flight, str(error))
-            run.engine.restart()
-            run.flush_journals()
-            if deaths >= _DEATHS:
-                run.exhausted.update(t.workload_key for t in session.tasks if session.phase == "search")
-                run.notes.append(f"{session.task.name}: given up, it ended {deaths} engines ({error})")
-                result = SessionResult(session.session_id, session.phase, 0, {"device_lost": deaths}, {})
+        run.check_lease()
+        errand: Errand | None = None
+        while run.hands.room() > 0:
+            errand = next_errand()
+            if errand is None:
+                if not run.hands.out():
+                    return
                 break
-            session = _rest_of(run, session)
-    for what, seconds in result.seconds.items():
-        run.seconds[what] = run.seconds.get(what, 0.0) + seconds
-    run.session_log.append(_session_row(session, result))
-    run.flush_journals()
-    return result
+            run.hands.submit(errand)
+        for finished in run.hands.wait():
+            run.take(finished)
+            on_end(finished)
 
 
-def _session_row(session: Session, result: SessionResult) -> dict[str, object]:
-    """A session's decision, its reason and what came of it, as MLflow's table shows them."""
-    return {
-        "session": session.session_id, "phase": session.phase,
-        "task": session.task.name if len(session.tasks) == 1 else f"{len(session.tasks)} tasks",
-        "reason": session.reason, "trials": result.records, "failed": sum(result.failures.values()),
-        **{f"{what}_s": round(result.seconds.get(what, 0.0), 2) for what in ("search", "build", "run", "total")},
-        "note": result.note,
-    }  # fmt: skip
+def _do_all(run: TuningRun, errands: Iterable[Errand]) -> None:
+    """Have all errands done; those that failed again, those that kill agents session by session."""
+    waiting = deque(errands)
+
+    def on_end(finished: Finished) -> None:
+        handed_back = [outcome.session for outcome in finished.outcomes if outcome.handed_back]
+        if finished.failure and not finished.poisonous:
+            waiting.append(finished.errand)
+        elif finished.poisonous:
+            waiting.extend(_apart(run, finished.errand))
+        elif handed_back:
+            waiting.append(replace(finished.errand, sessions=tuple(handed_back)))
+
+    _keep_busy(run, lambda: waiting.popleft() if waiting else None, on_end)
 
 
-def _rest_of(run: TuningRun, session: Session) -> Session:
-    """What is left of a session whose engine died, as a new session."""
-    done = sum(1 for records in run.book.all().values() for r in records if r.session_id == session.session_id)
-    fresh = _session(run, session.phase, session.tasks, f"{session.reason}; continued", session.trials)
-    left = max(1, session.trials - done) if session.phase == "search" else session.trials
-    return replace(fresh, trials=left, stop_at=session.stop_at)
+def _apart(run: TuningRun, errand: Errand) -> list[Errand]:
+    """Errands of one task each, to find out which of them kills agents; none for an errand of one task."""
+    every = [(session, t) for session in errand.sessions for t in session.tasks]
+    if len(every) == 1:
+        return []
+    single = [replace(s, tasks=(t,), session_id=s.session_id if i == 0 else run.next_session_id())
+              for i, (s, t) in enumerate(every)]  # fmt: skip
+    return [_errand(run, f"{session.phase} {session.task.name}", [session]) for session in single]
 
 
-def _wait_for_device(run: TuningRun, session: Session) -> SessionResult:
-    """Run the session once the device is free, saying who has it until then."""
-    said = False
-    while True:
-        try:
-            return run.engine.tune(session, run.book.add)
-        except DeviceBusy as error:
-            if not said:
-                run.observer(Progress("wait", message=str(error)))
-                logger.warning("%s; waiting", error)
-                said = True
-            time.sleep(_BUSY_POLL_S)
+def _shares(run: TuningRun, items: Sequence[T]) -> list[Sequence[T]]:
+    """``items`` in portions: one for a single device, several for each of many agents."""
+    agents = run.hands.agents()
+    size = len(items) if run.fleet is None else min(_MOST_TOGETHER, math.ceil(len(items) / (2 * max(1, agents))))
+    return [items[start : start + size] for start in range(0, len(items), max(1, size))]
+
+
+def _trials_left(run: TuningRun, budget: Budget, out: Sequence[Session]) -> int | None:
+    """What both budgets still allow beside what is out, the time counted in trials of this run's own pace.
+
+    None: no limit.
+    """
+    spent = searched_trials(run)
+    planned = sum(session.trials for session in out)
+    left = None if budget.trials is None else budget.trials - spent - planned
+    if budget.stop_at is None:
+        return left
+    # The pace is an agent's, and all of them work until the end.
+    pace_s = run.search_s / spent if spent and run.search_s else _FIRST_PACE_S
+    in_time = int((budget.stop_at - time.time()) / pace_s * max(1, run.hands.agents())) - planned
+    return max(0, in_time if left is None else min(left, in_time))
+
+
+def _slices(run: TuningRun, states: Sequence[plan.TaskState]) -> int:
+    """Into how many slices a task's search space is divided, so that every agent has a session and one more."""
+    if run.fleet is None or run.fleet.info.engine not in _SLICING:
+        return 1
+    open_tasks = len(states) - len(plan.closed_tasks(states))
+    slices, wanted = 1, 2 * run.hands.agents() / max(1, open_tasks)
+    while slices < min(wanted, _MOST_SLICES):
+        slices *= 2
+    return slices
+
+
+def _free_slice(workload_key: str, out: Sequence[Session], count: int) -> int | None:
+    """The first of ``count`` slices that no session of the task works on now; None where there is none.
+
+    Slices are powers of two, and the key modulo the smaller number decides whether two overlap.
+    """
+    taken = [(s.slice_index, s.slice_count) for s in out if s.task.workload_key == workload_key]
+    for index in range(count):
+        if all(index % min(count, other) != at % min(count, other) for at, other in taken):
+            return index
+    return None
 
 
 def _session(run: TuningRun, phase: str, tasks: Sequence[TuningTask], reason: str, trials: int = 0) -> Session:
     session_id = run.next_session_id()
     name = tasks[0].workload_key if len(tasks) == 1 else phase
-    first = max((r.trial for t in tasks for r in run.book.of(t.workload_key)), default=0) + 1
+    first = run.reserve_trials([t.workload_key for t in tasks], trials)
     return Session(
         session_id=session_id, run_id=run.run_id, phase=phase, tasks=tuple(tasks), trials=trials,
         seed=int(short_hash(run.seed, name, phase, first, length=7), 16), reason=reason, settings=run.measure,
-        journal_path=str(run.journals / f"{session_id}.jsonl"),
-        known_path=str(run.book.write(tasks, name)), first_trial=first,
-        samples_dir=str(run.samples.folder) if run.samples else "",
+        journal_path="", first_trial=first,
     )  # fmt: skip
 
 
-def _record_loss(run: TuningRun, session: Session, trial: dict[str, Any] | None, why: str) -> None:
-    """The trial that was in flight when its engine died is a measurement too: ``device_lost``."""
-    if trial is None:
-        return
-    info: EngineInfo = run.engine.last_info
-    phase = trial["phase"]
-    record = TuningRecord(
-        record_id=short_hash(session.session_id, trial["workload_key"], trial["candidate_key"], phase),
-        run_id=run.run_id, session_id=session.session_id, engine=info.engine, tvm_version=info.tvm_version,
-        target_key=info.target.key, workload_key=trial["workload_key"], task_name=trial["task_name"],
-        candidate_key=trial["candidate_key"], trial=trial["trial"] if phase != "default" else 0, phase=phase,
-        schedule=trial["trace"], started_at=time.time(), device=info.device, host=socket.gethostname(),
-        failure=Failure("device_lost", why[:500]),
-    )  # fmt: skip
-    with Journal(session.journal_path) as journal:
-        journal.append(record)
-    run.book.add(record)
+def _errand(run: TuningRun, title: str, sessions: Sequence[Session]) -> Errand:
+    return Errand(run.run_id, title, tuple(sessions), run.store_url)
+
+
+def _gain_over(first: str, records: Sequence[TuningRecord], session_id: str) -> list[float]:
+    """By how much the confirmed winner is faster than the candidate that led before, where it is another."""
+    again = {r.candidate_key: r.latency_us for r in records if r.session_id == session_id and r.latency_us}
+    winner = best_first(records)[0].candidate_key
+    if winner == first or first not in again or winner not in again:
+        return []
+    return [1.0 - again[winner] / again[first]]
 
 
 def _needs_confirmation(records: Sequence[TuningRecord], run_id: str) -> bool:

@@ -65,6 +65,11 @@ class DeviceLock:
 def _parts(device: str) -> tuple[str, ...]:
     """What a device consists of: ``cpu:0-3`` is four cores, and another run may want one of them."""
     kind, _, place = device.partition(":")
+    if kind == "cuda":
+        # Another process may count the machine's GPUs from elsewhere.
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        number = visible[int(place)] if place.isdigit() and int(place) < len(visible) else ""
+        device = f"cuda:{number or place}"
     if kind != "cpu":
         return (device.replace(":", "-").replace("/", "-"),)
     first, _, last = place.partition("-")

@@ -59,6 +59,8 @@ class TaskSearch:
         self.mod = tvm.ir.load_json(Path(task.workload_path).read_text())
         self.args = arguments(self.mod)
         self.exhausted = False
+        #: Index and number of the slices of the space, by candidate key; only candidates in it are proposed.
+        self.part = (0, 1)
         self.skipped: list[str] = []
         self._target = target
         self._model = model
@@ -107,11 +109,18 @@ class TaskSearch:
         What the cost model thinks best of all that was proposed so far and not yet measured.
         """
         context = self._searching(seed)
-        for _ in range(_EMPTY_ROUNDS):
+        index, slices = self.part
+        mine: list[str] = []
+        # Of a slice each round brings only its share; a whole space is content with any candidate.
+        for _ in range(_EMPTY_ROUNDS * slices):
             self._fill_pool(context.generate_measure_candidates() or [])
-            if self._pool:
-                return self._pick(context, count)
-        self.exhausted = True
+            # Another agent may have measured what this one has proposed before.
+            mine = [key for key in self._pool if key not in self._measured and int(key[:8], 16) % slices == index]
+            if mine and (slices == 1 or len(mine) >= count):
+                break
+        if mine:
+            return self._pick(context, mine, count)
+        self.exhausted = slices == 1
         return []
 
     def _fill_pool(self, measures: Iterable[Any]) -> None:
@@ -120,9 +129,8 @@ class TaskSearch:
             if key not in self._measured:
                 self._pool.setdefault(key, measure)
 
-    def _pick(self, context: Any, count: int) -> list[Candidate]:
-        """Take ``count`` candidates out of the pool, the best predicted first and a few by chance."""
-        keys = list(self._pool)
+    def _pick(self, context: Any, keys: list[str], count: int) -> list[Candidate]:
+        """Take ``count`` of ``keys`` out of the pool, the best predicted first and a few by chance."""
         predicted = dict(zip(keys, self._predict(context, [self._pool[key] for key in keys]), strict=True))
         if self._model.booster is not None:
             keys.sort(key=lambda key: predicted[key] or math.inf)
@@ -131,7 +139,8 @@ class TaskSearch:
             keys = first + [key for key in keys if key not in first]
         picked = {key: self._pool[key] for key in keys[:count]}
         self._measured.update(picked)
-        self._pool = {key: self._pool[key] for key in keys[count : count + _POOL]}
+        rest = [key for key in (*keys, *self._pool) if key not in self._measured]
+        self._pool = {key: self._pool[key] for key in list(dict.fromkeys(rest))[:_POOL]}
         return [
             Candidate(key, trace_text(measure.sch.trace), measure.sch.mod, measure, predicted[key])
             for key, measure in picked.items()
