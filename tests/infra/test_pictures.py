@@ -9,7 +9,9 @@ import pytest
 
 from infra import pictures
 from infra.graph_picture import BOX_HEIGHT, BOX_WIDTH, place
-from tasks.records import FAILURE_KINDS
+from infra.roofline import roofline
+from infra.run_figures import Dot, ModelPoint
+from tasks.records import FAILURE_KINDS, KernelTime, Profile, Roof
 from tests.infra.sample_records import fused
 
 
@@ -66,3 +68,36 @@ def test_times_are_drawn(tmp_path: Path, subgraphs: int) -> None:
 def test_failures_are_drawn_also_where_there_are_none(tmp_path: Path, counts: dict[str, int]) -> None:
     pictures.failures_by_kind(tmp_path / "failures.png", counts)
     assert size(tmp_path / "failures.png")[1] > 100
+
+
+@pytest.mark.parametrize("count", [1, 200])
+def test_the_models_latency_is_drawn(tmp_path: Path, count: int) -> None:
+    points = [ModelPoint(7.0 * n, 3 * n, 9000.0 / (n + 1)) for n in range(count)]
+    pictures.model_latency(tmp_path / "model.png", points, 9000.0)
+    assert size(tmp_path / "model.png")[0] > 1000
+
+
+@pytest.mark.parametrize("subgraphs", [1, 60])
+def test_the_waterfall_is_drawn_also_where_something_got_slower(tmp_path: Path, subgraphs: int) -> None:
+    before = {f"fused_conv2d_add_relu_multiply_add{n}": 9000.0 / (n + 1) for n in range(subgraphs)}
+    after = {name: was * (1.2 if at == 1 else 0.1) for at, (name, was) in enumerate(before.items())}
+    pictures.savings_by_subgraph(tmp_path / "savings.png", before, after)
+    assert size(tmp_path / "savings.png")[0] > 900
+
+
+@pytest.mark.parametrize("kernels", [0, 1, 60])
+def test_a_profile_is_drawn(tmp_path: Path, kernels: int) -> None:
+    times = [KernelTime(f"kernel{n}", "k", 1, 100.0 / (n + 1), None if n % 3 else 90.0) for n in range(kernels)]
+    profile = Profile(tuple(times), 20.0, 20.0 + sum(t.in_run_us for t in times))
+    pictures.profile_by_kernel(tmp_path / "profile.png", profile)
+    assert size(tmp_path / "profile.png")[0] > 900
+
+
+@pytest.mark.parametrize("subgraphs", [1, 60])
+def test_a_roofline_is_drawn(tmp_path: Path, subgraphs: int) -> None:
+    roof = Roof(190e9, 13e9, 100e9, "cpu:0-1", 2)
+    dots = [
+        Dot(f"kernel{n}", 0.1 * 1.15**n, 1e9 if n % 2 else None, 2e9 * (n + 1), 1 / subgraphs) for n in range(subgraphs)
+    ]
+    roofline(tmp_path / "roofline.png", dots, roof)
+    assert size(tmp_path / "roofline.png")[0] > 900

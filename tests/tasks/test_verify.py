@@ -7,7 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from tasks.verify import TOLERANCE, describe_tolerance, interleaved, wrong_outputs
+from tasks.outputs import TOLERANCE, describe_tolerance, wrong_outputs
+from tasks.verify import interleaved
 
 
 def arrays(**values: object) -> dict[str, np.ndarray]:
