@@ -86,19 +86,17 @@ def _due(night: Night) -> list[Judgement]:
 
 
 def _judge_source(night: Night, source: SourceVersion, rules: Rules) -> list[Judgement]:
+    judged = []
     try:
-        requests = requests_of(source)
+        for request in requests_of(source):
+            look = partial(last_finished, night.tracking, night.experiment_id, request)
+            finished = patiently(f"look for runs of {request.title}", look, PATIENCE_S)
+            last = failures_of(request, finished)
+            if last:
+                night.last[request.title] = last
+            judged.append(judge(request, last, rules))
     except InputError as error:
         night.entries.append(NightEntry(f"{source.name} version {source.version}", "failed", str(error)))
-        return []
-    judged = []
-    for request in requests:
-        look = partial(last_finished, night.tracking, night.experiment_id, request)
-        finished = patiently(f"look for runs of {request.title}", look, PATIENCE_S)
-        last = failures_of(request, finished)
-        if last:
-            night.last[request.title] = last
-        judged.append(judge(request, last, rules))
     return judged
 
 

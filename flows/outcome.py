@@ -10,6 +10,7 @@ from flows.due import LastRun, Request
 from flows.parameters import TuneParameters
 from infra.run_log import KIND_TAG, RUN_TAG
 from infra.settings import settings
+from infra.source_versions import literal
 from infra.tracking import Tracking
 from tasks import plan
 from tasks.run import TuningRun
@@ -38,9 +39,9 @@ def log_outcome(run: TuningRun) -> None:
 
 
 def last_finished(tracking: Tracking, experiment_id: str, request: Request) -> LastRun | None:
-    """The last run of ``request`` that ended well. Raises TrackingError."""
+    """The last run of ``request`` that ended well. Raises TrackingError, and InputError where it cannot be searched."""
     wanted = (
-        f"tags.`{SOURCE_TAG}` = '{request.source.model}' and tags.`{REQUESTED_TAG}` = '{request.target}' "
+        f"tags.`{SOURCE_TAG}` = {literal(request.source.model)} and tags.`{REQUESTED_TAG}` = {literal(request.target)} "
         f"and tags.`{KIND_TAG}` = 'run' and attributes.status = 'FINISHED'"
     )
     found = _search(tracking, experiment_id, wanted)

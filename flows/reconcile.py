@@ -82,23 +82,25 @@ def _open_requests(registry: SourceVersions, sources: Iterable[SourceVersion], d
         if is_published(source.tags) or TARGET_TAG not in source.tags:
             continue
         try:
-            requests = requests_of(source)
+            found += [request for request in requests_of(source) if not _is_settled(registry, request, done)]
         except InputError as error:
             done.problems[f"{source.name} version {source.version}"] = str(error)
-            continue
-        for request in requests:
-            slug = target_slug(request.target)
-            if GIVEN_UP_TAG + slug in source.tags:
-                continue
-            if TUNED_TAG + slug in source.tags:
-                done.tuned.append(request.title)
-            elif published := registry.published(source, request.target):
-                # Written down, so that the next look need not search again.
-                registry.mark(source, TUNED_TAG + slug, published)
-                done.tuned.append(request.title)
-            else:
-                found.append(request)
     return found
+
+
+def _is_settled(registry: SourceVersions, request: Request, done: Reconciled) -> bool:
+    """Whether the request was tuned or given up. Raises InputError, TrackingError."""
+    source, slug = request.source, target_slug(request.target)
+    if GIVEN_UP_TAG + slug in source.tags:
+        return True
+    if TUNED_TAG + slug not in source.tags:
+        published = registry.published(source, request.target)
+        if not published:
+            return False
+        # Written down, so that the next look need not search again.
+        registry.mark(source, TUNED_TAG + slug, published)
+    done.tuned.append(request.title)
+    return True
 
 
 def _advance(registry: SourceVersions, request: Request, runs: Mapping[str, StartedRun], done: Reconciled) -> None:

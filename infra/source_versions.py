@@ -104,8 +104,11 @@ class SourceVersions:
         return found, sorted(wanted.keys() - newest.keys())
 
     def published(self, source: SourceVersion, target: str) -> str | None:
-        """The newest version that was made from ``source`` for ``target``, as name and version."""
-        wanted = f"tags.`{SOURCE_TAG}` = '{_quoted(source.model)}' and tags.`{REQUESTED_TAG}` = '{_quoted(target)}'"
+        """The newest version that was made from ``source`` for ``target``, as name and version.
+
+        Raises InputError where MLflow cannot search for them.
+        """
+        wanted = f"tags.`{SOURCE_TAG}` = {literal(source.model)} and tags.`{REQUESTED_TAG}` = {literal(target)}"
         found = self._pages("search_model_versions", wanted)
         newest = max(found, key=lambda version: int(version.creation_timestamp), default=None)
         return f"{newest.name} version {newest.version}" if newest else None
@@ -147,9 +150,12 @@ def _source(version: Any) -> SourceVersion:
     return SourceVersion(str(version.name), str(version.version), dict(version.tags))
 
 
-def _quoted(text: str) -> str:
-    """``text`` between single quotes of a filter, as far as MLflow can hold it."""
-    return text.replace("'", "''")
+def literal(text: str) -> str:
+    """``text`` as MLflow's filters take it, which know no escapes. Raises InputError."""
+    for quote in ("'", '"'):
+        if quote not in text:
+            return f"{quote}{text}{quote}"
+    raise InputError(f"MLflow cannot search for a text with both kinds of quotes: {text[:200]}")
 
 
 def _split(text: str) -> list[str]:

@@ -154,6 +154,22 @@ def test_through_the_deployment_runs_queue_behind_triggered_ones(
     assert "no heartbeat" in entries["good version 1 for cpu"].why
 
 
+def test_a_run_that_outlives_the_night_is_cancelled(
+    night: tuple[Command, str], mlflow_url: str, deployed_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No worker is there: the runs wait for ever."""
+    monkeypatch.setattr("flows.nightly._GRACE_S", -68.0)  # 72 s of night, 4 s of patience
+    more = {"TUNEWRIGHT_EXPERIMENT": EXPERIMENT, "TUNEWRIGHT_NIGHTLY_MODELS": "2"}
+    with service(deployed_url, mlflow_url, tmp_path / "home", monkeypatch, **more):
+        entries = {entry.title: entry for entry in nightly(deployed=True, hours=0.02)}
+    assert entries["good version 1 for cpu"].status == "failed"
+    assert "cancelled" in entries["good version 1 for cpu"].why
+    with prefect_client(deployed_url) as client:
+        mine = [r for r in client.read_flow_runs(limit=50) if (r.idempotency_key or "").startswith("tunewright-night/")]
+    newest = max(mine, key=lambda run: str(run.created))
+    assert newest.state_type in (StateType.CANCELLING, StateType.CANCELLED)
+
+
 def test_others_text_cannot_break_the_report() -> None:
     why = "a | b\n| c | <script>"
     report = night_report([NightEntry("m|x", "failed", why), NightEntry("n", "skipped", why)], 1.0)
