@@ -12,6 +12,7 @@ import dataclasses
 import importlib
 import logging
 import platform
+import shutil
 import signal
 import sys
 import threading
@@ -48,8 +49,8 @@ _SAMPLES_EVERY_S = 10.0
 _RECOVERY_S = 20.0
 #: An engine that is so old is replaced between two runs: what it keeps of every workload only grows.
 _ENGINE_AGE_S = 6 * 3600.0
-#: Files of what the cost model learned from single sessions are kept so long.
-_SAMPLES_KEPT_S = 24 * 3600.0
+#: Files of single sessions and of what was run here are kept so long.
+_KEPT_S = 24 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -220,12 +221,22 @@ class Running:
             return
         try:
             if run_id != self._last_run:
-                self.samples.forget_sessions(_SAMPLES_KEPT_S)
+                self.samples.forget_sessions(_KEPT_S)
+                self._prune()
                 self.samples.fetch()
             self.samples.fetch_live(run_id)
         except StoreError as error:
             logger.warning("%s; the cost model starts from what is on this machine", error)
         self._samples_at, self._last_run = time.monotonic(), run_id
+
+    def _prune(self) -> None:
+        """Remove what was fetched to run it once, and what sessions were given to read."""
+        for kind in ("transit", "known"):
+            for path in (self.options.folder / kind).glob("*"):
+                if path.stat().st_mtime < time.time() - _KEPT_S:
+                    shutil.rmtree(path, ignore_errors=True)
+                    with suppress(OSError):
+                        path.unlink(missing_ok=True)
 
     def _freshen(self, run_id: str) -> None:
         if run_id != self._last_run and time.monotonic() - self._engine_started > _ENGINE_AGE_S:

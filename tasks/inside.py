@@ -33,7 +33,7 @@ def look_inside(run_id: str, fused: FusedModule, artifact: Artifact) -> tuple[Pr
     inputs_path = str(write_inputs(run, fused.imported.model, SEEDS[0]))
     path = run.work_dir / "profile.json"
     try:
-        run.engine.execute(ExecutionRequest(artifact.path, inputs_path, _WATCHED_RUNS, profile_path=str(path)))
+        run.executor.execute(ExecutionRequest(artifact.path, inputs_path, _WATCHED_RUNS, profile_path=str(path)))
         profile = read_profile(path, fused, artifact) if path.exists() else None
         return profile, _roof(run, fused, artifact, inputs_path)
     except (EngineError, OSError, ValueError) as error:
@@ -70,7 +70,7 @@ def _roof(run: TuningRun, fused: FusedModule, artifact: Artifact, inputs_path: s
     if known is not None and _fastest_flops_per_s(fused, artifact) <= known.flops_per_s:
         return known
     path = run.work_dir / "roof.json"
-    run.engine.execute(ExecutionRequest(artifact.path, inputs_path, 1, roof_path=str(path)))
+    run.executor.execute(ExecutionRequest(artifact.path, inputs_path, 1, roof_path=str(path)))
     found = _read_roof(path, info)
     if found is None:
         return None

@@ -55,7 +55,7 @@ class Reference:
         for seed in seeds:
             path = self._run.work_dir / f"outputs-{seed}.npz"
             inputs_path = write_inputs(self._run, self._model, seed)
-            self._run.engine.execute(ExecutionRequest(artifact.path, str(inputs_path), 0, str(path)))
+            self._run.executor.execute(ExecutionRequest(artifact.path, str(inputs_path), 0, str(path)))
             with np.load(path) as stored:
                 error, texts = wrong_outputs(self._expected(seed), {name: stored[name] for name in stored.files})
             # A NaN is the worst of all, whatever other seeds give.

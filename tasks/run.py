@@ -26,6 +26,7 @@ from tasks.sessions import SessionHost, SessionOutcome
 
 if TYPE_CHECKING:
     from tasks.errands import Finished, Hands
+    from tasks.executing import Executor
     from tasks.fleet import Fleet
 
 logger = logging.getLogger("tunewright")
@@ -142,6 +143,7 @@ class TuningRun:
     def __post_init__(self) -> None:
         self._host: SessionHost | None = None
         self._reserved: dict[str, int] = {}
+        self._executor: Executor | None = None
         self.work_dir = self.home / "runs" / self.run_id
         self.work_dir.mkdir(parents=True, exist_ok=True)
         self.book = RecordBook()
@@ -151,6 +153,17 @@ class TuningRun:
     def engine(self) -> EngineChild:
         """The run's engine."""
         return engine_for(self.options)
+
+    @property
+    def executor(self) -> Executor:
+        """What runs finished artifacts: an agent where there is a fleet, else the run's engine."""
+        from tasks.executing import AgentExecutor, HereExecutor
+
+        if self.fleet is None:
+            return HereExecutor(self.engine.execute)
+        if self._executor is None:
+            self._executor = AgentExecutor(self.fleet, self.store)
+        return self._executor
 
     @property
     def sources(self) -> Path:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tasks.outputs import TOLERANCE, describe_tolerance, wrong_outputs
-from tasks.verify import interleaved
+from tasks.racing import interleaved
 
 
 def arrays(**values: object) -> dict[str, np.ndarray]:

@@ -36,6 +36,8 @@ from tasks.records import (
 #: Bytes that one floating-point operation is worth when tasks are ordered before anything is measured:
 #: a core does some ten operations in the time that it moves a byte from memory.
 _FLOPS_PER_BYTE = 10.0
+#: Artifacts that are kept ready to run: a race has three.
+_MOST_EXECUTORS = 4
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,9 @@ class MeasuringEngine(ABC):
             self._executors.pop(gone).kill()
         worker = self._executors.get(folder)
         if worker is None:
+            # Each holds an artifact and its memory on the device, and an agent's engine lives for days.
+            while len(self._executors) >= _MOST_EXECUTORS:
+                self._executors.pop(next(iter(self._executors))).kill()
             options = {"artifact_dir": folder, "device": self._options.device.split("-")[0]}
             worker = self._zygote.spawn(WorkerOptions("execute", options, self._cores()))
             self._executors[folder] = worker

@@ -23,6 +23,8 @@ from tasks.records import TuningRecord, TuningTask
 
 #: Records of a task that the search starts from; the cost model learns from all of them.
 _SEEDS = 64
+#: Of a slice so many candidates are enough to measure: more would take more rounds.
+_FEW = 4
 #: Rounds of evolution that may bring nothing new before a task counts as exhausted.
 _EMPTY_ROUNDS = 3
 #: Candidates a round of search proposes; a session's trials are measured in such batches.
@@ -116,7 +118,7 @@ class TaskSearch:
             self._fill_pool(context.generate_measure_candidates() or [])
             # Another agent may have measured what this one has proposed before.
             mine = [key for key in self._pool if key not in self._measured and int(key[:8], 16) % slices == index]
-            if mine and (slices == 1 or len(mine) >= count):
+            if mine and (slices == 1 or len(mine) >= min(count, _FEW)):
                 break
         if mine:
             return self._pick(context, mine, count)
