@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import logging
 import os
 import warnings
@@ -31,12 +32,8 @@ def import_tvm() -> Any:
             reason = f"TVM {found} has no {what} ({_one_line(error)})"
             raise EngineUnavailable(f"{reason}: {_REMEDY}") from error
     for package in ("onnx", "xgboost"):
-        try:
-            importlib.import_module(package)
-        except Exception as error:
-            raise EngineUnavailable(
-                f"the relay engine's Python has no {package} ({_one_line(error)}): install it beside TVM {found}"
-            ) from error
+        if importlib.util.find_spec(package) is None:
+            raise EngineUnavailable(f"the relay engine's Python has no {package}: install it beside TVM {found}")
     from tasks.engines.relay import lowering
 
     # Before anything is lowered: TVM looks the function up once.

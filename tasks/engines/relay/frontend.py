@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import onnx
@@ -15,9 +16,17 @@ from tasks.engines.relay.layouts import BlockedLayouts, simd_lanes
 from tasks.engines.relay.rewriting import post_order
 from tasks.errors import ModelError
 
+# The front end makes this table of all operators anew for every node.
+onnx_frontend._get_convert_map = functools.lru_cache(maxsize=None)(onnx_frontend._get_convert_map)
+
 #: onnx 1.14, the last that TVM 0.16 was made for, warns of every model that is newer than this.
 _IR_VERSION = 8
 _FUSE_LEVEL = 2
+#: What SimplifyExpr has rewrites for, beside constants that are folded already.
+_SIMPLIFIED = frozenset(
+    {"transpose", "layout_transform", "cast", "power", "sqrt", "rsqrt", "full", "full_like", "ones", "ones_like",
+     "zeros", "zeros_like", "where", "nn.batch_matmul"}
+)  # fmt: skip
 
 
 def translate(path: str) -> tuple[Any, dict[str, int]]:
@@ -57,7 +66,7 @@ def fuse(mod: Any, target: Any) -> Any:
     optimise = [
         relay.qnn.transform.Legalize(), relay.qnn.transform.CanonicalizeOps(),
         transform.SimplifyInference(), transform.Legalize(), transform.DynamicToStatic(), fold,
-        transform.EliminateCommonSubexpr(), transform.SimplifyExpr(), transform.CombineParallelConv2D(3),
+        transform.EliminateCommonSubexpr(), _simplify, transform.CombineParallelConv2D(3),
         transform.CombineParallelDense(3), transform.CombineParallelBatchMatmul(3), fold, _fold_scales,
         transform.CanonicalizeCast(), transform.CanonicalizeOps(), transform.FlattenAtrousConv(), fold,
     ]  # fmt: skip
@@ -80,14 +89,31 @@ def _apply(mod: Any, passes: Any) -> Any:
     return mod
 
 
+def _simplify(mod: Any) -> Any:
+    """TVM's rewrites of expressions, where there is one of the operators that they rewrite: they take seconds."""
+    names = {getattr(node.op, "name", "") for node in post_order(mod["main"]) if isinstance(node, relay.Call)}
+    return relay.transform.SimplifyExpr()(mod) if names & _SIMPLIFIED else mod
+
+
 def _fold_scales(mod: Any) -> Any:
     """Constant scales (batch normalisation) go into the weights of convolutions.
 
     TVM's pass folds computed scales as well, such as a squeeze-and-excitation gate's, and then a weight is
     computed and packed anew in each run: such a result is not taken.
     """
+    if not any(_is_scale(node) for node in post_order(mod["main"])):
+        return mod
     folded = fold_constants(relay.transform.FoldScaleAxis()(mod))
     return folded if _computed_weights(folded) <= _computed_weights(mod) else mod
+
+
+def _is_scale(node: Any) -> bool:
+    """Is it a multiplication by a constant for each channel?"""
+    return (
+        isinstance(node, relay.Call)
+        and getattr(node.op, "name", "") in ("multiply", "divide")
+        and any(isinstance(arg, relay.Constant) and arg.data.numpy().size > 1 for arg in node.args)
+    )
 
 
 def _computed_weights(mod: Any) -> int:

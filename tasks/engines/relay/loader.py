@@ -133,9 +133,7 @@ class _Elsewhere:
         environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
         environment["TUNEWRIGHT_RELAY_PYTHON"] = ""
         try:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
-            )
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
         except OSError as error:
             raise ValueError(f"TUNEWRIGHT_RELAY_PYTHON={python} does not start: {error.strerror}") from error
         self._answer()
