@@ -11,9 +11,12 @@ from typing import Any
 from benchmarks.made_up_run import ENGINE, MODEL, SESSION, MadeUpRun
 from infra.background_log import BackgroundLog
 from infra.run_log import origin
+from tasks.errors import TrackingError
 from tasks.records import TuningRecord
 
 EXPERIMENT = "benchmark"
+#: How often MLflow, away, is asked again for what is left at the end.
+_TRIES = 300
 
 
 def main() -> None:
@@ -25,11 +28,21 @@ def main() -> None:
     log = start_log(options["url"], run)
     started = time.monotonic()
     waited_s = feed(log, run, records)
-    log.drain()
+    _drain(log)
     seconds = time.monotonic() - started
     if options["finish"]:
         finish(log, run, records)
     print(json.dumps({"seconds": seconds, "waited_s": waited_s, "sessions": sessions_of(run)}), flush=True)
+
+
+def _drain(log: BackgroundLog) -> None:
+    """Wait until MLflow has everything, also while it is away: the benchmark ends it."""
+    for _ in range(_TRIES):
+        try:
+            return log.drain()
+        except TrackingError:
+            time.sleep(1.0)
+    raise TimeoutError("MLflow stayed away")
 
 
 def start_log(url: str, run: MadeUpRun) -> BackgroundLog:

@@ -54,7 +54,7 @@ def s3_server(bucket: str = "tunewright-test") -> Iterator[str]:
 
 
 @contextmanager
-def mlflow_server(folder: Path, start_timeout_s: float = 120.0, port: int = 0) -> Iterator[str]:
+def mlflow_server(folder: Path, start_timeout_s: float = 300.0, port: int = 0) -> Iterator[str]:
     """An MLflow server on SQLite, everything below ``folder``; yields its URL.
 
     One worker: start-up is most of a test's time on two cores.

@@ -143,7 +143,7 @@ def test_a_move_that_was_broken_off_is_finished_by_whoever_comes_next(
     assert champion(client, name) == "1"
     assert alias.up_to_date()[1] == challenger.version == champion(client, name)
     # And nobody takes it for a move by hand.
-    assert [e.move.action for e in alias.log.entries()] == ["promote", "promote"]
+    assert [e.move.action for e in alias.log.entries()] == ["promote", "challenge", "promote"]
 
 
 def test_of_two_runs_that_promote_at_once_one_becomes_challenger(

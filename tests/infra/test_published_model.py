@@ -135,7 +135,10 @@ def test_mlflow_models_serve_answers_a_request(mlflow_url: str, name: str, store
     ]
     image = np.ones((1, 3, 48, 192), "float32")
     image[..., 96:] = 3
-    with service(command, f"http://127.0.0.1:{port}/ping", tmp_path / "serve.log", {"MLFLOW_TRACKING_URI": mlflow_url}):
+    # As in an activated environment: MLflow looks for uvicorn there.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    variables = {"MLFLOW_TRACKING_URI": mlflow_url, "PATH": path}
+    with service(command, f"http://127.0.0.1:{port}/ping", tmp_path / "serve.log", variables):
         answer = httpx.post(
             f"http://127.0.0.1:{port}/invocations",
             json={"inputs": {"image": image.tolist()}},
