@@ -19,6 +19,7 @@ from infra.background_log import BackgroundLog
 from infra.cluster import security
 from infra.lease import Lease
 from infra.object_store import open_store
+from infra.patience import patiently
 from infra.record_store import RecordStore
 from infra.run_log import origin
 from infra.run_manifest import RunManifest
@@ -80,7 +81,7 @@ def tune_model(parameters: TuneParameters, run_id: str = "") -> TuningSummary:
         fused = fuse(run.run_id, imported, parameters.granularity)
         _start_log(run, model, parameters)
         extract(run.run_id, fused)
-        _manifest(run).write_tasks(fused, run.tasks, run.book.all())
+        patiently("storing the run", lambda: _manifest(run).write_tasks(fused, run.tasks, run.book.all()))
         measure_defaults(run)
         _log_fused(run, fused)
         started = time.time()
@@ -94,7 +95,7 @@ def tune_model(parameters: TuneParameters, run_id: str = "") -> TuningSummary:
         published = publish(run.run_id, model, proven.artifact, verification.verdict, verification.race)
         summary = _summary(run, fused, verification, published, proven.artifact)
         summary = replace(summary, profile=profile, roof=roof)
-        _finish(run, summary)
+        patiently("finishing the run", lambda: _finish(run, summary))
     return summary
 
 
@@ -179,8 +180,11 @@ def _start_log(run: TuningRun, model: ModelFile, parameters: TuneParameters) -> 
         **origin(), "tunewright.run_id": run.run_id, "tunewright.model": model.name, **request_tags(parameters),
     }  # fmt: skip
     title = f"{model.name} {run.run_id}"
-    run.log = BackgroundLog.start(config.tracking, config.experiment, title, described, tags)
-    _manifest(run).write_start(title, config.experiment, described, tags, info)
+    run.log = patiently(
+        "opening the run in MLflow",
+        lambda: BackgroundLog.start(config.tracking, config.experiment, title, described, tags),
+    )
+    patiently("storing the run", lambda: _manifest(run).write_start(title, config.experiment, described, tags, info))
 
 
 def _manifest(run: TuningRun) -> RunManifest:
@@ -191,7 +195,8 @@ def _manifest(run: TuningRun) -> RunManifest:
 def _take_lease(run: TuningRun, model: ModelFile) -> None:
     """No other run tunes this model for this target; what one that died had begun has ended. Raises RunInProgress."""
     lease = Lease(run.store, model.name, run.engine.describe().target.key, run.run_id)
-    lease.acquire(lambda text: run.observer(Progress("wait", message=text)))
+    said = lambda text: run.observer(Progress("wait", message=text))  # noqa: E731
+    patiently("taking the lease", lambda: lease.acquire(said))
     run.lease = lease
     if lease.died and run.fleet is not None:
         run.fleet.wait_for_leftovers(lease.died, _LEFTOVERS_S)
@@ -202,7 +207,8 @@ def _log_fused(run: TuningRun, fused: FusedModule) -> None:
     total_us = plan.model_latency_us(states, untuned=True) or 1.0
     share = {s.task.name: s.task.weight * (s.default_us or 0.0) / total_us for s in states}
     assert run.log is not None
-    run.log.log_fused(fused, share)
+    log = run.log
+    patiently("logging the subgraphs", lambda: log.log_fused(fused, share))
 
 
 def _summary(
@@ -224,7 +230,11 @@ def _finish(run: TuningRun, summary: TuningSummary) -> None:
     """What could not be stored or logged on the way must get there now."""
     run.flush_journals(must=True)
     assert run.samples is not None
+    run.samples.fetch_live(run.run_id)
     run.samples.publish(run.run_id)
+    # Before MLflow is asked: where it is away now, 'tunewright sync' brings it what is here.
+    _manifest(run).write_sources(run.sources)
+    ended = _manifest(run).write_end(summary, sessions=run.session_log)
     for task in run.tasks:
         if task.workload_key in run.unlogged:
             run.log_task(task, must=True)
@@ -233,8 +243,7 @@ def _finish(run: TuningRun, summary: TuningSummary) -> None:
     run.log.log_sources(run.sources)
     run.log.log_sessions(run.session_log)
     log_outcome(run)
-    _manifest(run).write_sources(run.sources)
-    run.log.finish(summary, _manifest(run).write_end(summary, sessions=run.session_log))
+    run.log.finish(summary, ended)
 
 
 @contextmanager
@@ -248,10 +257,14 @@ def _failures_logged(run: TuningRun) -> Iterator[None]:
             run.flush_journals()
         if run.log is not None:
             reason = reason or type(error).__name__
-            try:
-                run.log.fail(reason, _manifest(run).write_end(None, reason, run.session_log))
-            except TunewrightError as second:
-                logger.warning("%s", second)
+            for tell in (
+                lambda: _manifest(run).write_end(None, reason, run.session_log),
+                lambda: run.log and run.log.fail(reason),
+            ):
+                try:
+                    tell()
+                except TunewrightError as second:
+                    logger.warning("%s", second)
         raise
     finally:
         if run.fleet is not None:

@@ -66,11 +66,14 @@ class Lease:
         ``tell`` hears for whom this run waits. Raises RunInProgress, which names the holder; StoreError.
         """
         latest = self._latest()
-        if latest and not self._is_free(latest):
-            self._outwait(latest, tell)
-        self._number = latest + 1
-        if not self._store.put(self._key("taken"), self._note()):
-            raise RunInProgress(f"{self._describe(self._number)}; wait for it")
+        if latest and self._holder(latest)["run_id"] == self._run_id:
+            self._number = latest  # taken by an earlier try, whose answer was lost
+        else:
+            if latest and not self._is_free(latest):
+                self._outwait(latest, tell)
+            if not self._store.put(self._key("taken", latest + 1), self._note()):
+                raise RunInProgress(f"{self._describe(latest + 1)}; wait for it")
+            self._number = latest + 1
         self._thread.start()
 
     def release(self) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from infra.settings import settings
 from tasks.errors import TunewrightError
 
 logger = logging.getLogger("tunewright")
@@ -16,12 +17,12 @@ _FIRST_WAIT_S = 0.5
 _LONGEST_WAIT_S = 10.0
 
 
-def patiently(doing: str, call: Callable[[], T], patience_s: float) -> T:
-    """``call``, again and again while it raises an error that is worth another try, for ``patience_s`` at most.
+def patiently(doing: str, call: Callable[[], T], patience_s: float | None = None) -> T:
+    """``call``, again and again while it raises an error that is worth another try.
 
-    Raises what the last try raised.
+    For ``patience_s`` at most, by default the setting. Raises what the last try raised.
     """
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + (settings().outage_patience_s if patience_s is None else patience_s)
     wait_s = _FIRST_WAIT_S
     while True:
         try:

@@ -194,7 +194,7 @@ def _by_session(records: Iterable[TuningRecord]) -> dict[str, list[TuningRecord]
 
 
 def _first_record(part_key: str) -> str:
-    return part_key.rpartition(_PART)[2].partition("-")[0]
+    return part_key.rpartition(_PART)[2].rpartition("-")[0]
 
 
 def _lines(records: Iterable[TuningRecord]) -> bytes:

@@ -11,7 +11,7 @@
     |   |-- TrackingError     MLflow refuses or is away                retried
     |   |-- PrefectError      Prefect's server refuses or is away      retried
     |   |-- FleetError        the Dask scheduler is away, or no agent fits      retried
-    |   |-- RunInProgress     the model is being tuned for this target already  retried
+    |   |-- RunInProgress     the model is being tuned for this target already  never retried
     |   `-- DeviceBusy        somebody else is measuring on the device retried
     |-- EngineError           the engine failed at a step
     |   |-- EngineCrashed     its process died                         retried with a new process
@@ -87,8 +87,6 @@ class FleetError(SetupError):
 
 class RunInProgress(SetupError):
     """Another run tunes the same model for the same target; names its holder. Raised by infra/lease.py."""
-
-    retried = True
 
 
 class DeviceBusy(SetupError):

@@ -8,6 +8,7 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from infra.patience import patiently
 from tasks.errors import StoreError
 from tasks.records import FusedModule, ImportedModule, ModelFile, TuningTask
 from tasks.run import Progress, TuningRun, run_of
@@ -38,14 +39,20 @@ def extract(run_id: str, fused: FusedModule) -> tuple[TuningTask, ...]:
     run.observer(Progress("extract"))
     run.tasks = run.engine.extract(fused, str(run.work_dir / "workloads"))
     assert run.records is not None
-    for tuning_task in run.tasks:
-        run.records.put_workload(tuning_task.workload_key, Path(tuning_task.workload_path).read_bytes())
+    patiently("storing the workloads", lambda: _put_workloads(run))
     _fetch_samples(run)
     recovered = run.recover_journals()
     if recovered:
         run.notes.append(f"{recovered} measurements were recovered from the journals of a run that died")
-    run.book.load(run.records.load([task.workload_key for task in run.tasks]))
+    records, keys = run.records, [task.workload_key for task in run.tasks]
+    run.book.load(patiently("reading records", lambda: records.load(keys)))
     return run.tasks
+
+
+def _put_workloads(run: TuningRun) -> None:
+    assert run.records is not None
+    for tuning_task in run.tasks:
+        run.records.put_workload(tuning_task.workload_key, Path(tuning_task.workload_path).read_bytes())
 
 
 def _fetch_samples(run: TuningRun) -> None:

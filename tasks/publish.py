@@ -6,6 +6,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from infra.champion import find_champion
+from infra.patience import patiently
 from infra.promotion import Champion, Race
 from infra.published_model import Publication, publish_model
 from infra.settings import settings
@@ -18,7 +19,8 @@ from tasks.run import Progress, run_of
 def look_up_champion(run_id: str, name: str) -> Champion | None:
     """The version that serves now, which the new one is raced against."""
     run = run_of(run_id)
-    return find_champion(settings().tracking, name, run.engine.describe().target.key)
+    key = run.engine.describe().target.key
+    return patiently("looking for the champion", lambda: find_champion(settings().tracking, name, key))
 
 
 @task(cache_policy=NO_CACHE)
@@ -33,5 +35,5 @@ def publish(run_id: str, model: ModelFile, artifact: Artifact, verdict: Verdict,
         )
     assert run.log is not None
     info: EngineInfo = run.engine.describe()
-    publication = Publication(model.name, run.log.run_id, model, info, artifact, verdict, run.options.target)
-    return publish_model(settings().tracking, run.store, publication, race)
+    publication = Publication(model.name, run.log.run_id, model, info, artifact, verdict, run.asked_target)
+    return patiently("publishing", lambda: publish_model(settings().tracking, run.store, publication, race))

@@ -67,6 +67,25 @@ def test_a_session_continued_after_an_upload_loses_and_doubles_nothing(store: Co
     assert len(list(store.list("records/"))) == 3
 
 
+def test_parts_of_a_session_are_read_until_its_object_holds_them(store: CountingStore, tmp_path: Path) -> None:
+    kept = records_in(store)
+    kept.put_part([record(0), record(1)])
+    kept.put_part([record(2)])
+    assert [r.trial for r in kept.load()["workload0"]] == [0, 1, 2]
+    # Another agent ends the session that the first one, lost for ever, had begun.
+    assert kept.upload_session(journal(tmp_path / "elsewhere.jsonl", record(3))) == 1
+    store.read.clear()
+    assert [r.trial for r in records_in(store).load()["workload0"]] == [0, 1, 2, 3]
+    assert not [key for key in store.read if ".part-" in key]
+    # The first one was only cut off: what it stores afterwards counts too, at once and at its end.
+    kept.put_part([record(4)])
+    assert [r.trial for r in records_in(store).load()["workload0"]] == [0, 1, 2, 3, 4]
+    mine = journal(tmp_path / "mine.jsonl", *(record(n) for n in (0, 1, 2, 4, 5)))
+    assert kept.upload_session(mine) == 1
+    assert [r.trial for r in records_in(store).load()["workload0"]] == [0, 1, 2, 3, 4, 5]
+    assert kept.upload_session(mine) == 0
+
+
 def test_session_ids_that_begin_alike_are_kept_apart(store: CountingStore, tmp_path: Path) -> None:
     kept = records_in(store)
     for number, name in enumerate(("s-10", "s-1", "s")):
