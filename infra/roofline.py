@@ -59,12 +59,9 @@ def _draw_roof(axes: Axes, roof: Roof, low: float, high: float) -> None:
         (roof.cache_bytes_per_s, "--", "nearest caches"),
     ):
         ridge = min(max(roof.flops_per_s / bandwidth, low), high)
-        axes.plot([low, ridge], [low * bandwidth, ridge * bandwidth], style, color="#333a42", lw=1.3)
-        left = low * 1.15
-        axes.annotate(
-            f"{what}: {bandwidth / 1e9:.3g} GB/s", (left, left * bandwidth), (0, 6),
-            textcoords="offset points", fontsize=8, color="#333a42", rotation=22, rotation_mode="anchor",
-        )  # fmt: skip
+        label = f"{what}: {bandwidth / 1e9:.3g} GB/s, as measured"
+        axes.plot([low, ridge], [low * bandwidth, ridge * bandwidth], style, color="#333a42", lw=1.3, label=label)
+    axes.legend(loc="upper left", fontsize=8)
     first = min(max(roof.flops_per_s / roof.cache_bytes_per_s, low), high)
     axes.plot([first, high], [roof.flops_per_s] * 2, "-", color="#333a42", lw=1.3)
     axes.annotate(
@@ -77,12 +74,13 @@ def _name(axes: Axes, dots: Sequence[Dot], roof: Roof) -> None:
     """Which dots take most of the time, and how much of what is possible there they reach."""
     lines = []
     for number, dot in enumerate(dots, 1):
-        possible = min(roof.flops_per_s, dot.intensity * roof.bytes_per_s)
+        # Small tensors stay in the caches between two kernels, so that memory's roof is none for them.
+        possible = min(roof.flops_per_s, dot.intensity * roof.cache_bytes_per_s)
         lines.append(
-            f"{number}  {short(dot.name, 44)}  {dot.share:.0%} of the time, "
-            f"{dot.after_flops_per_s / 1e9:.3g} GFLOP/s, {dot.after_flops_per_s / possible:.0%} of the roof"
+            f"{number}  {short(dot.name, 44):44}  {dot.share:4.0%} of the time, "
+            f"{dot.after_flops_per_s / 1e9:6.3g} GFLOP/s, {dot.after_flops_per_s / possible:4.0%} of the upper roof"
         )
     axes.text(
-        0.99, 0.02, "\n".join(lines), transform=axes.transAxes, ha="right", va="bottom", fontsize=8,
-        family="monospace", bbox={"facecolor": "white", "edgecolor": "#cdd3da", "alpha": 0.85}, zorder=6,
+        0.99, 0.02, "\n".join(lines), transform=axes.transAxes, ha="right", va="bottom", fontsize=8, zorder=6,
+        family="monospace", multialignment="left", bbox={"facecolor": "white", "edgecolor": "#cdd3da", "alpha": 0.85},
     )  # fmt: skip
