@@ -21,7 +21,7 @@ from infra.lease import Lease
 from infra.object_store import open_store
 from infra.patience import patiently
 from infra.record_store import RecordStore
-from infra.run_log import origin
+from infra.run_log import RunLog, origin
 from infra.run_manifest import RunManifest
 from infra.sample_store import SampleStore
 from infra.settings import settings
@@ -246,6 +246,18 @@ def _finish(run: TuningRun, summary: TuningSummary) -> None:
     run.log.finish(summary, ended)
 
 
+def _tell_why(run: TuningRun, log: RunLog, reason: str) -> None:
+    """Store and MLflow each hear why the run ended, whether or not the other can be reached."""
+    try:
+        _manifest(run).write_end(None, reason, run.session_log)
+    except TunewrightError as error:
+        logger.warning("%s", error)
+    try:
+        log.fail(reason)
+    except TunewrightError as error:
+        logger.warning("%s", error)
+
+
 @contextmanager
 def _failures_logged(run: TuningRun) -> Iterator[None]:
     """Whatever ends the run: what was measured is stored, and MLflow knows why it ended."""
@@ -256,15 +268,7 @@ def _failures_logged(run: TuningRun) -> Iterator[None]:
         if run.records is not None:
             run.flush_journals()
         if run.log is not None:
-            reason = reason or type(error).__name__
-            for tell in (
-                lambda: _manifest(run).write_end(None, reason, run.session_log),
-                lambda: run.log and run.log.fail(reason),
-            ):
-                try:
-                    tell()
-                except TunewrightError as second:
-                    logger.warning("%s", second)
+            _tell_why(run, run.log, reason or type(error).__name__)
         raise
     finally:
         if run.fleet is not None:

@@ -5,7 +5,8 @@
     runs/<run id>/built/         what was built of each task, for people to read
     runs/<run id>/end-<n>.json   how it ended: the summary, or the reason of the failure
 
-Objects never change: a run that is continued and ends again writes a further end, the last one counts.
+Objects never change: a run that is continued and ends again writes a further end. One with a summary counts,
+or else the last.
 """
 
 from __future__ import annotations
@@ -130,6 +131,5 @@ class RunManifest:
         """How the run ended; None where it still goes on, or died."""
         prefix = f"{self._root}/"
         numbers = [int(m[1]) for key in self._store.list(prefix) if (m := _END.fullmatch(key.removeprefix(prefix)))]
-        if not numbers:
-            return None
-        return wire.from_line(RunEnd, self._store.get(f"{prefix}end-{max(numbers)}.json"))
+        ends = [wire.from_line(RunEnd, self._store.get(f"{prefix}end-{n}.json")) for n in sorted(numbers, reverse=True)]
+        return next((end for end in ends if end.summary is not None), ends[0] if ends else None)
