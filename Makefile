@@ -23,7 +23,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Python writes those that are imported.
 PIP_INSTALL := $(BIN)/python -m pip install -qq --no-compile
 
-.PHONY: help venv relay-python relay-env demo ui check test bench-measure bench-tracking clean
+.PHONY: help venv relay-python relay-env demo ui check test bench-measure bench-tracking bench-fleet clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 22
@@ -85,6 +85,9 @@ bench-measure: .venv/.ready ## measuring against stock, kills, warm start (docs/
 
 bench-tracking: .venv/.ready ## MLflow under load, killed and filled again (docs/results.md); the last line is JSON
 	@$(BIN)/python -m benchmarks.tracking $(BENCH)
+
+bench-fleet: .venv/.ready ## the fleet unattended, under faults, with 64 simulated devices, a quiet night (docs/fleet.md); last line JSON
+	@$(BIN)/python -m benchmarks.fleet $(BENCH)
 
 clean: ## remove the environment, caches and what the demo left
 	rm -rf .venv .venv-relay .tunewright .cache .pytest_cache .mypy_cache .ruff_cache build dist *.egg-info

@@ -55,6 +55,8 @@ def prepare_prefect(debug: bool) -> None:
     for name, value in {
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        # A server that restarts or is away for some minutes delays a run, and does not end it.
+        "PREFECT_CLIENT_MAX_RETRIES": "8",
         # The embedded server goes with the command: nobody browses it, nobody stores blocks in it.
         "PREFECT_SERVER_UI_ENABLED": "false",
         "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",

@@ -17,6 +17,7 @@ from flows.outcome import log_outcome, request_tags
 from flows.parameters import TuneParameters
 from infra.background_log import BackgroundLog
 from infra.cluster import security
+from infra.dead_runs import end_dead_run
 from infra.lease import Lease
 from infra.object_store import open_store
 from infra.patience import patiently
@@ -198,8 +199,15 @@ def _take_lease(run: TuningRun, model: ModelFile) -> None:
     said = lambda text: run.observer(Progress("wait", message=text))  # noqa: E731
     patiently("taking the lease", lambda: lease.acquire(said))
     run.lease = lease
-    if lease.died and run.fleet is not None:
+    if not lease.died:
+        return
+    if run.fleet is not None:
         run.fleet.wait_for_leftovers(lease.died, _LEFTOVERS_S)
+    config, reason = settings(), f"its process was gone; run {run.run_id} went on"
+    patiently(
+        "ending a dead run in MLflow",
+        lambda: end_dead_run(config.tracking, config.experiment, lease.died, reason),
+    )
 
 
 def _log_fused(run: TuningRun, fused: FusedModule) -> None:
