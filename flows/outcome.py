@@ -17,7 +17,6 @@ from tasks.run import TuningRun
 
 SOURCE_TAG, REQUESTED_TAG, ENDED_TAG = "tunewright.source", "tunewright.requested_target", "tunewright.ended"
 REMAINING = "remaining_share"
-_ENDED_NOTE = "tuning ended: "
 #: The parameter of a run that names the compiler's version.
 _TVM = "version.apache-tvm"
 
@@ -32,9 +31,8 @@ def log_outcome(run: TuningRun) -> None:
     assert run.log is not None
     known = run.exhausted
     states = [plan.state_of(t, run.book.of(t.workload_key), t.workload_key in known) for t in run.tasks]
-    reason = next((note.removeprefix(_ENDED_NOTE) for note in run.notes if note.startswith(_ENDED_NOTE)), "")
     tracking = Tracking(settings().tracking)
-    tracking.set_tags(run.log.run_id, {ENDED_TAG: reason})
+    tracking.set_tags(run.log.run_id, {ENDED_TAG: run.ended})
     tracking.log_metrics(run.log.run_id, [(REMAINING, plan.remaining_share(states), time.time_ns() // 1_000_000, 0)])
 
 

@@ -59,9 +59,7 @@ def event(**tags: str) -> dict[str, Any]:
     return {"entity": "model_version", "action": "created", "timestamp": "2026-11-30T00:00:00+00:00", "data": data}
 
 
-def delivery(
-    body: bytes, delivery_id: str = "d-1", sent_at: int | None = None, secret: str = SECRET
-) -> dict[str, str]:
+def delivery(body: bytes, delivery_id: str = "d-1", sent_at: int | None = None, secret: str = SECRET) -> dict[str, str]:
     stamp = str(int(time.time()) if sent_at is None else sent_at)
     return {
         "X-MLflow-Delivery-Id": delivery_id,
