@@ -57,7 +57,7 @@ def _throughput(folder: Path, prefect_url: str, agents: int, seconds: float) -> 
     make_certificates(folder / "tls", ["127.0.0.1"])
     address = f"tls://127.0.0.1:{free_port()}"
     python = folder / "python"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} -m benchmarks.simulated_engine "$3"\n')
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m benchmarks.simulated_engine "$3"\n')
     python.chmod(0o755)
     environment = {
         **os.environ, "PYTHONPATH": str(ROOT), "PREFECT_API_URL": prefect_url, "TUNEWRIGHT_SCHEDULER": address,

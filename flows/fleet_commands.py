@@ -54,7 +54,7 @@ def scheduler(
 
 
 def agent(
-    device: Annotated[str, typer.Option(help="cuda:0, or cores such as cpu:0-3.")],
+    device: Annotated[str, typer.Option(help="cuda:0, cores such as cpu:0-3, or cpu for all.")],
     scheduler: SchedulerOption = "",
     target: Annotated[str, typer.Option(help="By default what the device is; else TVM's JSON.")] = "",
     engine: Annotated[str, typer.Option(help="relax or relay.")] = "relax",
@@ -128,6 +128,8 @@ def _bind(device: str) -> str:
     """Bind this process and all that it starts to ``device``; its name from inside. Raises InputError."""
     kind, _, place = device.partition(":")
     first, _, last = place.partition("-")
+    if device == "cpu":  # a container's cores, whichever they are
+        return device
     if kind == "cpu" and first.isdigit() and (not last or last.isdigit()):
         cores = set(range(int(first), int(last or first) + 1))
         if not cores <= os.sched_getaffinity(0):
@@ -141,7 +143,7 @@ def _bind(device: str) -> str:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible[int(place)] if visible else place
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         return "cuda:0"
-    raise InputError(f"--device {device} is neither a GPU such as cuda:0 nor cores such as cpu:0-3 or cpu:2")
+    raise InputError(f"--device {device} is neither a GPU such as cuda:0 nor cores such as cpu:0-3, or cpu for all")
 
 
 def _refuse_busy(device: str, inside: str) -> None:

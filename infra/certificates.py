@@ -46,11 +46,6 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> list[Path]:
     return written
 
 
-def missing_certificates(folder: Path) -> list[str]:
-    """The files that an agent or a flow needs and that are not there."""
-    return [name for name in (f"{CA}.pem", "agent.pem", "agent.key") if not (folder / name).is_file()]
-
-
 def _make_authority(folder: Path) -> list[Path]:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "tunewright fleet")])

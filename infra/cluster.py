@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
-from infra.certificates import missing_certificates
 from tasks.engines.wire import from_plain, to_plain
 from tasks.errors import FleetError, InputError
 from tasks.records import EngineInfo
@@ -26,6 +25,8 @@ ALLOWED_DEATHS = 2
 #: An agent that is silent for so long is taken for lost; a hung or cut off machine is noticed only so.
 WORKER_TTL_S = 60
 _CONNECT_TIMEOUT_S = 15.0
+#: What an agent and a run need of the certificates.
+_AGENT_FILES = ("ca.pem", "agent.pem", "agent.key")
 #: Where an agent's description and its figures stand among what Dask knows of a worker.
 STARTUP_KEY = "tunewright"
 
@@ -80,7 +81,7 @@ def security(address: str, certificates: Path) -> Any:
                 "code, so that plain tcp:// is for 127.0.0.1 only; see 'tunewright certs'"
             )
         return None
-    missing = missing_certificates(certificates)
+    missing = [name for name in _AGENT_FILES if not (certificates / name).is_file()]
     if missing:
         raise InputError(
             f"{address} needs {', '.join(missing)} in {certificates}: copy them from where 'tunewright certs' "

@@ -34,7 +34,7 @@ from infra.sample_store import SampleStore
 from infra.settings import settings
 from tasks.engines.child import ChildOptions, EngineChild
 from tasks.engines.wire import to_plain
-from tasks.errors import FleetError, StoreError
+from tasks.errors import EngineUnavailable, FleetError, StoreError
 from tasks.records import EngineInfo, Session, SessionResult, TuningRecord, TuningTask
 from tasks.sessions import Errand, SessionHost, SessionOutcome, run_session
 
@@ -149,6 +149,10 @@ class Running:
             self.busy.begin(session.phase, errand.run_id, errand.title)
             try:
                 outcomes.append(replace(self._run_one(session), agent=self.options.name))
+            except EngineUnavailable as error:
+                # Whatever is given to it would fail at once, and so it would be given more and more.
+                self._worker.loop.add_callback(self._worker.set_resources, **{resource_of(self.options.info): 0})
+                raise FleetError(f"the agent {self.options.name} leaves, its engine does not start: {error}") from error
             finally:
                 self.busy.end()
         return tuple(outcomes)
@@ -305,7 +309,11 @@ def on_agent(work: Callable[[Running, Any], Any], argument: Any) -> Any:
     running = this_agent()
     if running is None:
         raise FleetError("this runs on agents only")
-    return work(running, argument)
+    running.busy.begin("verify", "", "a finished artifact")
+    try:
+        return work(running, argument)
+    finally:
+        running.busy.end()
 
 
 def _running(worker: Worker) -> Running | None:

@@ -140,11 +140,7 @@ def _race_there(agent: Running, parcel: _Parcel) -> dict[str, Latency]:
         inputs_path=str(here[order.inputs_path] / "inputs.npz"),
         model=replace(order.model, original_path=str(original)),
     )  # fmt: skip
-    agent.busy.begin("verify", "", order.model.name)
-    try:
-        return race(agent.engine.execute, placed)
-    finally:
-        agent.busy.end()
+    return race(agent.engine.execute, placed)
 
 
 def _unpack(agent: Running, parcel: _Parcel) -> dict[str, Path]:
