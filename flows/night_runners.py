@@ -13,13 +13,12 @@ from flows.parameters import TuneParameters
 from flows.tune_model import tune_model
 from infra import flow_runs
 from infra.patience import patiently
+from infra.settings import settings
 from infra.source_versions import target_slug
 from tasks.model_source import one_line
 
 logger = logging.getLogger("tunewright")
 _POLL_S = 3.0
-#: How long Prefect's server may be away.
-_PATIENCE_S = 900.0
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,9 @@ class DeployedRunner:
         asked = {"parameters": parameters.model_dump(mode="json"), "run_id": run_id}
         # The key makes a start that is tried again find the run that it made.
         key = f"tunewright-night/{run_id}"
-        started = patiently(f"start {name}", lambda: flow_runs.start(asked, key, name, flow_runs.NIGHTLY), _PATIENCE_S)
+        started = patiently(
+            f"start {name}", lambda: flow_runs.start(asked, key, name, flow_runs.NIGHTLY), settings().outage_patience_s
+        )
         self.flow_run_ids[run_id] = started.run_id
 
     def ended(self) -> list[Ended]:
@@ -93,7 +94,7 @@ class DeployedRunner:
         time.sleep(_POLL_S)
         done = []
         for run_id, flow_run_id in list(self.flow_run_ids.items()):
-            run = patiently("look at a flow run", partial(flow_runs.look_up, flow_run_id), _PATIENCE_S)
+            run = patiently("look at a flow run", partial(flow_runs.look_up, flow_run_id), settings().outage_patience_s)
             if run.is_over:
                 del self.flow_run_ids[run_id]
                 failure = "" if run.state == "COMPLETED" else one_line(run.message or f"it ended as {run.state}")
@@ -103,4 +104,4 @@ class DeployedRunner:
     def cancel(self, run_id: str) -> None:
         """See Runner."""
         end = partial(flow_runs.cancel, self.flow_run_ids.pop(run_id), "the night is over")
-        patiently("cancel a flow run", end, _PATIENCE_S)
+        patiently("cancel a flow run", end, settings().outage_patience_s)

@@ -30,8 +30,6 @@ from tasks.errors import InputError, TunewrightError
 
 #: A run that is not over so long after the night's end is cancelled: something hangs.
 _GRACE_S = 900.0
-#: How long MLflow or Prefect may be away before a night gives up.
-PATIENCE_S = 900.0
 
 
 @dataclass
@@ -56,20 +54,22 @@ def nightly(deployed: bool = False, hours: float | None = None) -> list[NightEnt
     """
     tracking = Tracking(settings().tracking)
     limit_s = 3600 * (hours or settings().nightly_hours)
-    experiment_id = patiently("open the experiment", lambda: tracking.experiment_id(settings().experiment), PATIENCE_S)
+    experiment_id = patiently(
+        "open the experiment", lambda: tracking.experiment_id(settings().experiment), settings().outage_patience_s
+    )
     night = Night(tracking, SourceVersions(tracking), experiment_id, time.time() + limit_s)
     due = _due(night)
     get_run_logger().info("%d due, %d not", len(due), len(night.entries))
     _work(night, due, runner_for(deployed))
     report = night_report(night.entries, (time.time() - night.started) / 3600)
     write = partial(log_night, tracking, experiment_id, night.started, night.entries, report)
-    patiently("write the night down", write, PATIENCE_S)
+    patiently("write the night down", write, settings().outage_patience_s)
     return night.entries
 
 
 def _due(night: Night) -> list[Judgement]:
     """What is to be tuned, in order; what is not has its line in the night's entries."""
-    sources, without = patiently("look for models", night.registry.nightly, PATIENCE_S)
+    sources, without = patiently("look for models", night.registry.nightly, settings().outage_patience_s)
     for name in without:
         night.entries.append(NightEntry(name, "skipped", "no version of it carries tunewright.target"))
     rules = Rules(
@@ -90,7 +90,7 @@ def _judge_source(night: Night, source: SourceVersion, rules: Rules) -> list[Jud
     try:
         for request in requests_of(source):
             look = partial(last_finished, night.tracking, night.experiment_id, request)
-            finished = patiently(f"look for runs of {request.title}", look, PATIENCE_S)
+            finished = patiently(f"look for runs of {request.title}", look, settings().outage_patience_s)
             last = failures_of(request, finished)
             if last:
                 night.last[request.title] = last
@@ -134,9 +134,9 @@ def _close(night: Night, ended: Ended) -> None:
     last = night.last.get(request.title)
     try:
         read = partial(outcome_entry, night.tracking, night.experiment_id, request, ended)
-        entry = patiently(f"read the figures of {request.title}", read, PATIENCE_S)
+        entry = patiently(f"read the figures of {request.title}", read, settings().outage_patience_s)
         note = partial(note_failure, night.registry, request, ended.failure, last)
-        patiently(f"note how {request.title} ended", note, PATIENCE_S)
+        patiently(f"note how {request.title} ended", note, settings().outage_patience_s)
     except TunewrightError as error:
         entry = NightEntry(
             request.title, "failed", f"{ended.failure or 'it ended well'}; its figures are missing: {error}"
