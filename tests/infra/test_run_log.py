@@ -189,7 +189,7 @@ def test_a_failed_run_says_why_and_ends_its_children(client: MlflowClient, mlflo
     assert client.get_run(child).info.status == "FAILED"
 
 
-def test_two_thousand_trials_go_in_fast(client: MlflowClient, mlflow_url: str, name: str) -> None:
+def test_two_thousand_trials_are_one_page_of_history(client: MlflowClient, mlflow_url: str, name: str) -> None:
     many: list[TuningRecord] = [record(n, 1000.0 - n / 10, predicted_us=900.0) for n in range(2000)]
     log = start(mlflow_url, name)
     log.task_run(task(0))
