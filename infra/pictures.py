@@ -32,21 +32,29 @@ __all__ = [
 DPI = 110
 BEFORE, AFTER, FAILED = "#9aa5b1", "#1f77b4", "#c44e52"
 #: Small plots in one picture; more cannot be read.
-MOST_CURVES = 32
+MOST_CURVES = 24
 HEAVIEST = 20
 #: Steps of the waterfall; the others are one.
 MOST_STEPS = 14
+LEAST_STEP = 0.001
 
 
 def best_latency_curves(path: Path, curves: Mapping[str, Sequence[tuple[int, float]]]) -> None:
-    """One small plot a task: best latency (us) by trial index, the given order, at most 32."""
+    """One small plot a task that was searched: best latency (us) by trial index, the given order, at most 24."""
     from matplotlib.ticker import MaxNLocator
 
-    shown = {name: points for name, points in curves.items() if points}
+    shown = {name: points for name, points in curves.items() if len(points) > 1}
+    shown = shown or {name: points for name, points in curves.items() if points}
     names = list(shown)[:MOST_CURVES]
     columns = min(4, max(1, len(names)))
     height = max(1, math.ceil(len(names) / columns))
-    figure = new_figure(3.4 * columns, 2.1 * height + 0.5)
+    inches = 2.1 * height + 0.5
+    # The layout is known; to have it found takes seconds for so many plots.
+    figure = new_figure(3.4 * columns, inches, find_layout=False)
+    figure.subplots_adjust(
+        left=0.55 / (3.4 * columns), right=1 - 0.1 / (3.4 * columns), bottom=0.3 / inches, top=1 - 0.85 / inches,
+        wspace=0.2, hspace=0.6,
+    )  # fmt: skip
     for at, name in enumerate(names):
         axes = figure.add_subplot(height, columns, at + 1)
         trials, best = zip(*shown[name], strict=True)
@@ -58,7 +66,7 @@ def best_latency_curves(path: Path, curves: Mapping[str, Sequence[tuple[int, flo
         axes.tick_params(labelsize=7)
     rest = len(shown) - len(names)
     also = f" (the {len(names)} heaviest of {len(shown)} tasks)" if rest else ""
-    figure.suptitle(f"Best latency in us by trial{also}", fontsize=11)
+    figure.suptitle(f"Best latency in us by trial{also}", fontsize=11, y=1 - 0.2 / inches)
     save(figure, path)
 
 
@@ -124,10 +132,11 @@ def savings_by_subgraph(path: Path, before: Mapping[str, float], after: Mapping[
     """A waterfall from the time before to the time after (us, all calls): what each subgraph took off."""
     saved = {name: was - after.get(name, was) for name, was in before.items()}
     ranked = sorted(saved, key=lambda name: -abs(saved[name]))
-    steps = [(name, saved[name]) for name in ranked[:MOST_STEPS]]
-    if ranked[MOST_STEPS:]:
-        steps.append((f"{len(ranked) - MOST_STEPS} others", sum(saved[name] for name in ranked[MOST_STEPS:])))
     total_us = sum(before.values())
+    shown = [name for name in ranked[:MOST_STEPS] if abs(saved[name]) >= LEAST_STEP * total_us]
+    steps = [(name, saved[name]) for name in shown]
+    if rest := ranked[len(shown) :]:
+        steps.append((f"{len(rest)} others", sum(saved[name] for name in rest)))
     figure = new_figure(10, 1.5 + 0.34 * (len(steps) + 2))
     axes = figure.add_subplot()
     axes.barh(0, total_us, 0.7, color=BEFORE)
@@ -202,11 +211,11 @@ def failures_by_kind(path: Path, counts: Mapping[str, int]) -> None:
     save(figure, path)
 
 
-def new_figure(width: float, height: float) -> Figure:
-    """A figure of that size in inches."""
+def new_figure(width: float, height: float, find_layout: bool = True) -> Figure:
+    """A figure of that size in inches; ``find_layout``: matplotlib makes room for all texts."""
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+    return Figure(figsize=(width, height), dpi=DPI, layout="constrained" if find_layout else None)
 
 
 def save(figure: Figure, path: Path) -> None:
