@@ -120,7 +120,8 @@ def _execute_there(agent: Running, parcel: _Parcel) -> tuple[Latency, dict[str, 
     request = parcel.request
     scratch = agent.options.folder / "transit" / f"out-{short_hash(request, os.getpid())}"
     scratch.mkdir(parents=True, exist_ok=True)
-    wanted: dict[str, Any] = {name: str(scratch / name) for name in _OUTPUTS if getattr(request, name)}
+    asked = {name: getattr(request, name) for name in _OUTPUTS}
+    wanted: dict[str, Any] = {name: str(scratch / Path(path).name) for name, path in asked.items() if path}
     inputs = here[request.inputs_path] / "inputs.npz"
     placed = replace(request, artifact_dir=str(here[request.artifact_dir]), inputs_path=str(inputs), **wanted)
     try:

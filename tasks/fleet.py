@@ -171,7 +171,7 @@ class Fleet:
         """See Hands. Raises InputError and SetupError of the agents that are not worth another try."""
         self._end_overdue()
         if self._out:
-            with suppress(TimeoutError), self.client.as_current():
+            with suppress(TimeoutError, CancelledError), self.client.as_current():
                 wait([out.future for out in self._out], timeout=_WAIT_S, return_when="FIRST_COMPLETED")
         else:
             time.sleep(_WAIT_S)

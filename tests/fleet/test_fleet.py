@@ -89,7 +89,7 @@ def test_an_agent_killed_in_a_session_costs_at_most_the_trial_in_flight(fleet: L
     command = fleet.command()
     model = save_model(fleet, "killed", 0, 28)
     before = {record.record_id for record in records_in(s3_url, fleet)}
-    running = command.start("tune", model, "--trials", "40", "--name", "fleet-killed")
+    running = command.start("tune", model, "--trials", "32", "--name", "fleet-killed")
     journals = fleet.folder / "home-cpu-1" / "agents" / "cpu-1" / "journals"
     try:
         wait_for(lambda: bool(searched(journalled(journals))) or running.poll() is not None, RUN_S, "a search on cpu:1")
@@ -105,7 +105,7 @@ def test_an_agent_killed_in_a_session_costs_at_most_the_trial_in_flight(fleet: L
     assert max(Counter((r.workload_key, r.candidate_key) for r in searched(records)).values()) == 1
     assert acknowledged <= {record.record_id for record in records}
     assert {record.device for record in records} == set(DEVICES)
-    assert last_json(output)["trials"] == len(searched(records)) == 40
+    assert last_json(output)["trials"] == len(searched(records)) == 32
     assert not [record for record in records if record.failure and record.failure.kind == "device_lost"]
     assert champion_exists(command, "fleet-killed")
     fleet.wait_for_agents(*DEVICES)
@@ -133,7 +133,7 @@ def test_a_task_that_kills_its_agents_is_quarantined_and_the_run_goes_on(fleet: 
 def test_an_agent_that_is_stopped_hands_its_session_back(fleet: LocalFleet, s3_url: str) -> None:
     model = save_model(fleet, "stopped", 2, 24)
     before = {record.record_id for record in records_in(s3_url, fleet)}
-    running = fleet.command().start("tune", model, "--trials", "40", "--name", "fleet-stopped")
+    running = fleet.command().start("tune", model, "--trials", "32", "--name", "fleet-stopped")
     journals = fleet.folder / "home-cpu-1" / "agents" / "cpu-1" / "journals"
     agent = fleet.processes["cpu:1"]
     try:
@@ -146,7 +146,7 @@ def test_an_agent_that_is_stopped_hands_its_session_back(fleet: LocalFleet, s3_u
         running.kill()
     assert running.returncode == 0, error[-3000:]
     records = [record for record in records_in(s3_url, fleet) if record.record_id not in before]
-    assert last_json(output)["trials"] == len(searched(records)) == 40
+    assert last_json(output)["trials"] == len(searched(records)) == 32
     assert max(Counter((r.workload_key, r.candidate_key) for r in searched(records)).values()) == 1
     assert not [record for record in records if record.failure and record.failure.kind == "device_lost"]
     assert set(fleet.listed()) == {"cpu:0"}

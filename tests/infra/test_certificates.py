@@ -50,5 +50,5 @@ def test_only_loopback_may_do_without(tmp_path: Path) -> None:
     assert security("tcp://127.0.0.1:8786", tmp_path) is None
     with pytest.raises(InputError, match="anybody who reaches the port can run code"):
         security("tcp://192.0.2.7:8786", tmp_path)
-    with pytest.raises(InputError, match="ca.pem"):
+    with pytest.raises(InputError, match=r"ca\.pem"):
         security("tls://192.0.2.7:8786", tmp_path)
