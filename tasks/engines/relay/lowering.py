@@ -25,16 +25,23 @@ from tasks.errors import EngineError
 
 @dataclass(frozen=True)
 class Choice:
-    """An implementation by its name in the operator's strategy, and its config, None where it has no template."""
+    """An implementation by its name in the operator's strategy, and its config, None where it has no template.
+
+    ``workload`` is what AutoTVM calls the anchor in its logs: the template's name and its arguments.
+    """
 
     operator: str
     implementation: str
     config: Any = None
+    workload: Any = None
 
     def to_text(self) -> str:
         """As a record's ``schedule``."""
         config = None if self.config is None else self.config.to_json_dict()
-        plain = {"operator": self.operator, "implementation": self.implementation, "config": config}
+        plain = {
+            "operator": self.operator, "implementation": self.implementation,
+            "workload": self.workload, "config": config,
+        }  # fmt: skip
         return json.dumps(plain, separators=(",", ":"), default=int)
 
     @staticmethod
@@ -44,7 +51,7 @@ class Choice:
         if not isinstance(plain, dict):
             raise ValueError("the schedule is no AutoTVM choice")
         config = None if plain["config"] is None else ConfigEntity.from_json_dict(plain["config"])
-        return Choice(plain["operator"], plain["implementation"], config)
+        return Choice(plain["operator"], plain["implementation"], config, plain.get("workload"))
 
 
 class _Chosen(threading.local):

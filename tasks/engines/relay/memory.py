@@ -6,12 +6,15 @@ what the object store counts and merges for every engine (``rows``, ``lengths``,
 
 from __future__ import annotations
 
+import json
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tasks.engines.relay.lowering import Choice
+from tasks.engines.relay.spaces import Space
 
 #: A config of another workload is tried only if it was at most so much slower than that one's best.
 _GOOD_RATIO = 1.15
@@ -64,27 +67,52 @@ class Memory:
         self._loaded.add(path.name)
         self._fresh.clear()
 
-    def donors(self, implementation: str, workload: str, count: int) -> list[Choice]:
-        """The best choices of other workloads for ``implementation``, those nearest to their workload's best first."""
-        ranked = sorted(
-            (latency_us / self._best_us[other], schedule)
-            for (other, schedule), latency_us in self._latency_us.items()
-            if other != workload and f'"{implementation}"' in schedule
-        )
-        found: list[Choice] = []
-        for ratio, schedule in ranked:
-            if ratio > _GOOD_RATIO or len(found) >= count:
-                break
-            try:
-                choice = Choice.from_text(schedule)
-            except (ValueError, KeyError, TypeError):
+    def donors(self, space: Space, workload: str, count: int) -> list[Choice]:
+        """The best choices of other workloads for the implementation of ``space``.
+
+        Those of the same convolution or product come first, whatever its layout, then those nearest to the best of
+        their own workload.
+        """
+        wanted = logical(space.workload)
+        ranked = []
+        for (other, schedule), latency_us in self._latency_us.items():
+            ratio = latency_us / self._best_us[other]
+            if other == workload or ratio > _GOOD_RATIO or f'"{space.implementation}"' not in schedule:
                 continue
-            if choice.config is not None and choice.implementation == implementation:
-                found.append(choice)
-        return found
+            choice = _parsed(schedule)
+            if choice is not None and choice.implementation == space.implementation:
+                ranked.append((logical(choice.workload) != wanted, ratio, schedule, choice))
+        return [choice for *_, choice in sorted(ranked, key=lambda entry: entry[:3])[:count]]
 
     def _put(self, workload: str, schedule: str, latency_us: float) -> None:
         if latency_us > 0 and np.isfinite(latency_us):
             known = self._latency_us.get((workload, schedule), latency_us)
             self._latency_us[workload, schedule] = min(known, latency_us)
             self._best_us[workload] = min(self._best_us.get(workload, latency_us), latency_us)
+
+
+def _parsed(schedule: str) -> Choice | None:
+    try:
+        choice = Choice.from_text(schedule)
+    except (ValueError, KeyError, TypeError, RuntimeError):
+        return None
+    return choice if choice.config is not None else None
+
+
+def logical(workload: Any) -> Any:
+    """What AutoTVM's workload computes, whatever blocks its tensors are in: sizes, strides, padding, dtypes."""
+    if not workload:
+        return None
+    tensors = [arg for arg in workload[1:] if isinstance(arg, (list, tuple)) and arg and arg[0] == "TENSOR"]
+    others = [arg for arg in workload[1:] if not isinstance(arg, str) and arg not in tensors]
+    plain = [(_unblocked(tensor[1]), tensor[2]) for tensor in tensors]
+    return json.dumps([workload[0], plain, others], default=int)
+
+
+def _unblocked(shape: Any) -> list[int]:
+    sizes = [int(size) for size in shape]
+    if len(sizes) == 5:  # N C/c H W c
+        return [sizes[0], sizes[1] * sizes[4], *sizes[2:4]]
+    if len(sizes) == 6:  # O/o I/i H W i o
+        return [sizes[0] * sizes[5], sizes[1] * sizes[4], *sizes[2:4]]
+    return sizes

@@ -156,7 +156,7 @@ class TaskSearch:
         if arm.transferred:
             return []
         arm.transferred = True
-        donors = self._memory.donors(arm.space.implementation, self.task.workload_key, 4 * _DONORS)
+        donors = self._memory.donors(arm.space, self.task.workload_key, 4 * _DONORS)
         places = [arm.space.nearest(choice.config) for choice in donors]
         return list(dict.fromkeys(place for place in places if place is not None))[:_DONORS]
 

@@ -30,7 +30,7 @@ class Space:
     def choice(self, index: int | None) -> Choice:
         """The config of that index; None for an implementation without a template."""
         config = None if index is None else self.configs.get(index)
-        return Choice(self.operator, self.implementation, config)
+        return Choice(self.operator, self.implementation, config, self.workload)
 
     def index_of(self, config: Any) -> int | None:
         """Where ``config``, of this or another workload, is in this space; None where it does not fit."""
