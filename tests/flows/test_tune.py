@@ -113,7 +113,24 @@ def test_mlflow_has_a_best_latency_curve_for_every_task(
         searched += len([point for point in every if point.step > 0])
     assert searched == line["trials"]
     artifacts = {file.path for file in client.list_artifacts(parent.info.run_id)}
-    assert {"subgraphs.json", "sessions.json", "pictures", "measurements.parquet"} <= artifacts
+    assert {
+        "subgraphs.json",
+        "sessions.json",
+        "profile.json",
+        "report.md",
+        "pictures",
+        "measurements.parquet",
+    } <= artifacts
+    drawn = {Path(file.path).stem for file in client.list_artifacts(parent.info.run_id, "pictures")}
+    assert drawn == {
+        "best_latency", "failures_by_kind", "fused_graph", "model_latency", "profile", "roofline",
+        "savings_by_subgraph", "time_by_subgraph",
+    }  # fmt: skip
+    built = [{Path(f.path).name for f in client.list_artifacts(c.info.run_id, "built")} for c in children]
+    assert all(files >= {"schedule.py"} for files in built)
+    assert any("trace.json" in files for files in built)
+    assert all("Why it is no faster" in child.data.tags["mlflow.note.content"] for child in children)
+    assert any(client.get_metric_history(child.info.run_id, "predicted_us") for child in children)
 
 
 def test_prefect_shows_the_run_and_its_sessions(
@@ -157,8 +174,10 @@ def test_the_registered_model_predicts_in_a_fresh_process(
 
 
 def test_a_second_run_starts_from_the_records_and_measures_nothing_twice(
-    service_run: tuple[Command, dict[str, Any], str], s3_url: str
+    service_run: tuple[Command, dict[str, Any], str], s3_url: str, mlflow_url: str
 ) -> None:
+    from mlflow import MlflowClient
+
     command, _, _ = service_run
     before = {record.record_id for record in _s3_records(s3_url)}
     done = command.run(*_classifier(), "--trials", "16", timeout_s=400)
@@ -166,7 +185,12 @@ def test_a_second_run_starts_from_the_records_and_measures_nothing_twice(
     records = _s3_records(s3_url)
     fresh = [record for record in records if record.record_id not in before]
     assert not [record for record in fresh if record.phase == "default"]
-    assert last_json(done.stdout)["trials"] == len([r for r in fresh if r.phase == "search"]) == 16
+    line = last_json(done.stdout)
+    assert line["trials"] == len([r for r in fresh if r.phase == "search"]) == 16
+    note = MlflowClient(mlflow_url).get_run(line["mlflow_run_id"]).data.tags["mlflow.note.content"]
+    assert "Against the run before" in note
+    assert "Model, versions and machine are the same" in note
+    assert "| champion (version 1) |" in note
     searched = Counter((r.workload_key, r.candidate_key) for r in records if r.phase == "search")
     assert max(searched.values()) == 1
 
@@ -187,6 +211,7 @@ def test_a_wrong_artifact_is_not_published(tmp_path: Path, prefect_url: str, mlf
     done = command.run("tune", str(path), "--trials", "0", "--name", "damaged")
     assert done.returncode == 3, done.stderr
     assert "wrong and was not published" in done.stderr
+    assert "its import is at fault, not a schedule" in done.stderr
     assert "Traceback" not in done.stderr
     from mlflow import MlflowClient
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from pyarrow import parquet
 from infra.run_log import RunLog
 from infra.tracking import Tracking
 from tasks.errors import TrackingError
-from tasks.records import TuningRecord
+from tasks.records import Latency, TuningRecord
 from tests.infra.sample_records import fused, record, summary, task
 from tests.services import free_port
 
@@ -252,6 +253,46 @@ def test_without_a_server_everything_lies_beside_the_database(tmp_path: Path, el
     log.log_tables({"workload0": RECORDS})
     assert list((tmp_path / "home" / "mlartifacts").rglob("measurements.parquet"))
     assert list(elsewhere.iterdir()) == []
+
+
+def test_a_night_says_what_changed_since_the_one_before_and_shows_what_was_built(
+    tmp_path: Path, elsewhere: Path
+) -> None:
+    uri = f"sqlite:///{tmp_path / 'home' / 'mlflow.db'}"
+    client = MlflowClient(uri)
+    built = tmp_path / "sources" / "workload0"
+    built.mkdir(parents=True)
+    (built / "schedule.py").write_text("# a schedule")
+    slow = replace(summary().verdict, tuned=Latency((2.5, 2.5, 2.5, 2.5)))
+    reasons = {task(0).name: "its search space is exhausted"}
+    notes = []
+    for night, made in enumerate((summary(verdict=slow), summary(reasons=reasons))):
+        tags = {"tunewright.run_id": f"night-{night}", "tunewright.model": "cls"}
+        log = RunLog.start(uri, "nights", f"night {night}", {}, tags)
+        log.log_records(task(0), RECORDS)
+        log.log_sources(tmp_path / "sources")
+        log.finish(made)
+        notes.append(client.get_run(log.run_id).data.tags["mlflow.note.content"])
+    assert "no earlier finished run" in notes[0]
+    assert "`night 0`" in notes[1]
+    assert "tuned took 2.5 ms then and takes **2 ms** now (-20.0%)" in notes[1]
+    assert "Model, versions and machine are the same" in notes[1]
+    child = log.task_run(task(0))
+    assert (
+        "Why it is no faster: its search space is exhausted" in client.get_run(child).data.tags["mlflow.note.content"]
+    )
+    assert [file.path for file in client.list_artifacts(child, "built")] == ["built/schedule.py"]
+    assert (Path(client.download_artifacts(log.run_id, "report.md")).read_text()).startswith("## cls")
+
+
+def test_a_run_without_tasks_has_a_report_and_ends(tmp_path: Path, elsewhere: Path) -> None:
+    uri = f"sqlite:///{tmp_path / 'home' / 'mlflow.db'}"
+    log = start(uri, "nothing")
+    log.log_tables({})
+    log.finish(summary(tasks=0, trials=0, failures={}))
+    run = MlflowClient(uri).get_run(log.run_id)
+    assert run.info.status == "FINISHED"
+    assert "No subgraph of this model could be tuned" in run.data.tags["mlflow.note.content"]
 
 
 def test_neither_mlflow_nor_matplotlib_nor_tvm_is_imported_before_it_is_needed() -> None:
