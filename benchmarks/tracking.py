@@ -28,7 +28,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.browser import chromium, open_browser
+from benchmarks.browser import Page, chromium, open_browser
 from benchmarks.made_up_run import ENGINE, MODEL, MadeUpRun
 from benchmarks.tracking_feed import EXPERIMENT, best_of, params_of, tags_of
 from infra.object_store import DirectoryStore
@@ -36,6 +36,7 @@ from infra.record_store import RecordStore
 from infra.run_log import WORKLOAD_TAG
 from infra.run_manifest import RunManifest
 from infra.run_sync import sync_run
+from infra.tracking import Tracking
 from tasks.engines import wire
 from tests.services import free_port, mlflow_server
 
@@ -43,6 +44,13 @@ KEYS = ("measurements", "per_sec", "lost", "doubled", "run_page_s")
 _LOADS = 3
 #: MLflow is away so long.
 _AWAY_S = 3.0
+#: Charts take so long to be drawn once their page has its text.
+_SETTLE_S = 6.0
+#: Closes MLflow's assistant, and opens a long description.
+_TIDY = """
+[...document.querySelectorAll('button')].filter(b => /close/i.test(b.ariaLabel || '')).forEach(b => b.click());
+[...document.querySelectorAll('button, a')].filter(b => b.innerText === 'Show more').forEach(b => b.click());
+"""
 _CURVES = ("latency_us", "best_latency_us", "predicted_us")
 
 #: Of one workload: key, step, time in milliseconds, value.
@@ -216,18 +224,14 @@ def _look(url: str, nights: list[MadeUpRun], images: Path | None) -> float:
     from infra.compare import compare_runs
 
     comparison = compare_runs(url, *(night.run_id for night in nights))
+    client = Tracking(url)
     run = comparison.before
-    from mlflow import MlflowClient
-
-    client = MlflowClient(tracking_uri=url)
-    experiment = client.get_run(run.mlflow_run_id).info.experiment_id
+    experiment = client.experiment_id(EXPERIMENT)
     wanted = f"tags.`{WORKLOAD_TAG}` = '{nights[0].task(0).workload_key}'"
-    child = client.search_runs([experiment], wanted)[0].info.run_id
+    child = client.call("find a child", lambda c: c.search_runs([experiment], wanted)[0].info.run_id)
     pages = f"{url}/#/experiments/{experiment}/runs"
     with open_browser() as page:
-        loads = [
-            page.open(f"{pages}/{run.mlflow_run_id}", ("times as fast", "best_latency_us"[:0])) for _ in range(_LOADS)
-        ]
+        loads = [page.open(f"{pages}/{run.mlflow_run_id}", ("times as fast",)) for _ in range(_LOADS)]
         if images is not None:
             images.mkdir(parents=True, exist_ok=True)
             _picture(page, images / "results-run.png")
@@ -243,9 +247,10 @@ def _look(url: str, nights: list[MadeUpRun], images: Path | None) -> float:
     return statistics.median(loads)
 
 
-def _picture(page: Any, path: Path) -> None:
-    """What is drawn after the text needs a moment more."""
-    time.sleep(4.0)
+def _picture(page: Page, path: Path) -> None:
+    """The page as it is after a moment, since charts are drawn after the text; without the assistant's panel."""
+    page.evaluate(_TIDY)
+    time.sleep(_SETTLE_S)
     page.picture(path)
 
 
