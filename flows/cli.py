@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from flows import fleet_commands, results_commands, service_commands
+from flows import fleet_commands, records_commands, results_commands, service_commands
 from flows.command_line import one_line_errors, prepare_prefect
 from flows.shapes import parse_shapes
 from tasks.errors import InputError
@@ -130,6 +130,7 @@ def _parameters(**values: object) -> TuneParameters:
 service_commands.add_to(app)
 results_commands.add_to(app)
 fleet_commands.add_to(app)
+records_commands.add_to(app)
 
 
 def main() -> None:
