@@ -15,7 +15,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from tasks.engines.interface import ExecutionRequest
-from tasks.errors import EngineError
+from tasks.errors import TunewrightError
 from tasks.outputs import SEEDS, write_inputs
 from tasks.records import Artifact, EngineInfo, FusedModule, KernelTime, Profile, Roof
 from tasks.run import TuningRun, run_of
@@ -36,7 +36,7 @@ def look_inside(run_id: str, fused: FusedModule, artifact: Artifact) -> tuple[Pr
         run.executor.execute(ExecutionRequest(artifact.path, inputs_path, _WATCHED_RUNS, profile_path=str(path)))
         profile = read_profile(path, fused, artifact) if path.exists() else None
         return profile, _roof(run, fused, artifact, inputs_path)
-    except (EngineError, OSError, ValueError) as error:
+    except (TunewrightError, OSError, ValueError, KeyError) as error:
         logger.warning("no look inside the finished model: %s", error)
         run.notes.append(f"no profile of the finished model: {error}")
         return None, None
