@@ -61,6 +61,7 @@ def prepare_prefect(debug: bool) -> None:
         "PREFECT_SERVER_UI_ENABLED": "false",
         "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
         "PREFECT_LOGGING_EXTRA_LOGGERS": "tunewright",
+        "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
         **{f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in _IDLE_SERVICES},
         **quiet,
     }.items():
