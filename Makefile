@@ -23,7 +23,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Python writes those that are imported.
 PIP_INSTALL := $(BIN)/python -m pip install -qq --no-compile
 
-.PHONY: help venv relay-python relay-env demo ui check test bench-measure bench-tracking bench-fleet clean
+.PHONY: help venv relay-python relay-env demo ui check test bench-measure bench-tracking bench-fleet granularity clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 22
@@ -88,6 +88,9 @@ bench-tracking: .venv/.ready ## MLflow under load, killed and filled again (docs
 
 bench-fleet: .venv/.ready ## the fleet unattended, under faults, with 64 simulated devices, a quiet night (docs/fleet.md); last line JSON
 	@$(BIN)/python -m benchmarks.fleet $(BENCH)
+
+granularity: .venv/.ready .venv-relay/.ready ## the experiment of TVM's RFC 64, hours; writes docs/granularity.md; the last line is JSON
+	@$(BIN)/python -m benchmarks.granularity $(BENCH)
 
 clean: ## remove the environment, caches and what the demo left
 	rm -rf .venv .venv-relay .tunewright .cache .pytest_cache .mypy_cache .ruff_cache build dist *.egg-info
