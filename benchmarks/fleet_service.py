@@ -177,7 +177,7 @@ def _write_unchanged(mlflow_url: str, count: int) -> None:
     for number in range(count):
         name = f"unchanged-{number:03d}"
         client.create_registered_model(name, tags={"tunewright.nightly": "true"})
-        source = "mlflow-artifacts:/nothing"
+        source = f"s3://training/{name}"
         version = client.create_model_version(name, source, tags={"tunewright.target": "cpu"}).version
         run = client.create_run(experiment_id, run_name=name)
         tags = {
