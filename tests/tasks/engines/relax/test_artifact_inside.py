@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,17 +19,17 @@ from tasks.engines.interface import BuildRequest, ExecutionRequest
 from tasks.import_model import import_model_file, seeded_inputs
 from tasks.inside import read_profile
 from tasks.model_source import fetch
-from tasks.records import Artifact, FusedModule, Measurement, MeasureSettings, ModelFile, TuningRecord
+from tasks.records import Artifact, FusedModule, FusedSubgraph, Measurement, MeasureSettings, ModelFile, TuningRecord
 from tests.models import conv_model
 
 THREADS = min(2, len(os.sched_getaffinity(0)))
 #: A schedule of TVM's own primitives, as a trace: the convolution's rows in parallel.
 PARALLEL = (
-    '[[["GetSBlock",[],["conv2d_nchw","main"],["b0"]],["GetLoops",["b0"],[],["l1","l2","l3","l4","l5","l6","l7"]],'
+    '[[["GetSBlock",[],["BLOCK","main"],["b0"]],["GetLoops",["b0"],[],["l1","l2","l3","l4","l5","l6","l7"]],'
     '["Parallel",["l3"],[],[]]],[]]'
 )
 #: One that computes something else: an intermediate result is kept in 8 bits.
-WRONG = '[[["GetSBlock",[],["conv2d_nchw","main"],["b0"]],["UnsafeSetDType",["b0"],[0,"int8"],[]]],[]]'
+WRONG = '[[["GetSBlock",[],["BLOCK","main"],["b0"]],["UnsafeSetDType",["b0"],[0,"int8"],[]]],[]]'
 
 
 def engine(target: str) -> EngineChild:
@@ -58,19 +58,30 @@ def fused(child: EngineChild, model: ModelFile) -> FusedModule:
     return child.fuse(child.import_model(model), "subgraph")
 
 
-def tuned_record(child: EngineChild, workload_key: str) -> TuningRecord:
+@pytest.fixture(scope="module")
+def conv(child: EngineChild, fused: FusedModule, folder: Path) -> tuple[FusedSubgraph, str]:
+    """The first convolution, and the name of its block, which tells its layout."""
+    subgraph = next(s for s in fused.subgraphs if "conv2d" in s.anchor_operator)
+    child.extract(fused, str(folder / "workloads"))
+    text = (folder / "workloads" / f"{subgraph.workload_key}.json").read_text()
+    found = re.search(r'"(conv2d(?:_n[a-z]+)?)"', text)
+    assert found is not None
+    return subgraph, found[1]
+
+
+def tuned_record(child: EngineChild, workload_key: str, schedule: str) -> TuningRecord:
     info = child.describe()
     return TuningRecord(
         "r1", "run", "s1", info.engine, info.tvm_version, info.target.key, workload_key, "convs", "c1", 1, "search",
-        PARALLEL, 1.76e9, info.device, "host", Measurement((50.0,), MeasureSettings(), 0.1, 0.1),
+        schedule, 1.76e9, info.device, "host", Measurement((50.0,), MeasureSettings(), 0.1, 0.1),
     )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def artifact(child: EngineChild, fused: FusedModule, folder: Path) -> Artifact:
+def artifact(child: EngineChild, fused: FusedModule, conv: tuple[FusedSubgraph, str], folder: Path) -> Artifact:
     (folder / "sources" / "stale").mkdir(parents=True)
-    first = fused.subgraphs[0].workload_key
-    best = {first: (tuned_record(child, first),)}
+    key = conv[0].workload_key
+    best = {key: (tuned_record(child, key, PARALLEL.replace("BLOCK", conv[1])),)}
     return child.build(BuildRequest(fused, best, str(folder / "built"), True, str(folder / "sources")))
 
 
@@ -80,24 +91,26 @@ def inputs(model: ModelFile, folder: Path) -> str:
     return str(folder / "inputs.npz")
 
 
-def test_sources_are_a_folder_a_subgraph(artifact: Artifact, fused: FusedModule, folder: Path) -> None:
-    first, second = (folder / "sources" / subgraph.workload_key for subgraph in fused.subgraphs)
-    assert sorted((folder / "sources").iterdir()) == sorted((first, second)), "nothing is left of an earlier build"
-    assert {path.name for path in first.iterdir()} >= {"schedule.py", "trace.json"}
-    assert json.loads((first / "trace.json").read_text()) == json.loads(PARALLEL)
-    schedule = (first / "schedule.py").read_text()
-    assert schedule.startswith(f"# {fused.subgraphs[0].name}: record r1, 50.00 us")
+def test_sources_are_a_folder_a_subgraph(
+    artifact: Artifact, fused: FusedModule, conv: tuple[FusedSubgraph, str], folder: Path
+) -> None:
+    built = {subgraph.workload_key: folder / "sources" / subgraph.workload_key for subgraph in fused.subgraphs}
+    assert sorted((folder / "sources").iterdir()) == sorted(built.values()), "nothing is left of an earlier build"
+    tuned = built.pop(conv[0].workload_key)
+    assert json.loads((tuned / "trace.json").read_text()) == json.loads(PARALLEL.replace("BLOCK", conv[1]))
+    schedule = (tuned / "schedule.py").read_text()
+    assert schedule.startswith(f"# {conv[0].name}: record r1, 50.00 us")
     assert "T.parallel(" in schedule
-    assert not (second / "trace.json").exists()
-    assert "the default schedule" in (second / "schedule.py").read_text()
-    for built in (first, second):
-        code = (built / "code.s").read_text()
+    for other in built.values():
+        assert not (other / "trace.json").exists()
+        assert "the default schedule" in (other / "schedule.py").read_text()
+    for place in (tuned, *built.values()):
+        code = (place / "code.s").read_text()
         # The object's one function, and instructions in it.
-        assert built.name in code
+        assert place.name in code
         assert "ret" in code
-    assert not [
-        path for path in Path(artifact.path).rglob("*") if path.suffix in (".py", ".s") and "loader" not in path.name
-    ]
+    left = {path.suffix for path in Path(artifact.path).rglob("*") if path.name != "loader.py"}
+    assert not left & {".py", ".s"}, "they are no part of the artifact"
 
 
 def test_without_a_disassembler_tvm_prints_the_code(
@@ -125,13 +138,15 @@ def test_cuda_sources_are_split_by_kernel_without_a_device(model: ModelFile, fol
     texts = [(folder / "cuda-sources" / s.workload_key / "code.cu").read_text() for s in fused.subgraphs]
     assert all("__global__" in text and "threadIdx.x" in text for text in texts)
     # Each has its own kernels and no others.
-    assert f"{fused.subgraphs[0].name}_kernel" in texts[0]
-    assert f"{fused.subgraphs[1].name}_kernel" not in texts[0]
+    first, *others = (f"{subgraph.name}_kernel" for subgraph in fused.subgraphs)
+    assert first in texts[0]
+    assert not any(re.search(rf"\b{other}\b", texts[0]) for other in others)
 
 
 def test_a_profile_names_every_call_of_the_run(
-    child: EngineChild, artifact: Artifact, fused: FusedModule, inputs: str, folder: Path
-) -> None:
+    child: EngineChild, artifact: Artifact, fused: FusedModule, conv: tuple[FusedSubgraph, str], folder: Path,
+    inputs: str,
+) -> None:  # fmt: skip
     path = folder / "profile.json"
     child.execute(ExecutionRequest(artifact.path, inputs, 3, profile_path=str(path)))
     told = json.loads(path.read_text())
@@ -141,7 +156,9 @@ def test_a_profile_names_every_call_of_the_run(
     assert sum(kernel.calls for kernel in profile.kernels) == len(fused.calls)
     assert all(kernel.in_run_us > 0 for kernel in profile.kernels)
     alone = {kernel.workload_key: kernel.alone_us for kernel in profile.kernels}
-    assert alone == {fused.subgraphs[0].workload_key: 50.0, fused.subgraphs[1].workload_key: None}
+    calls = {kernel.workload_key: kernel.calls for kernel in profile.kernels}
+    assert alone.pop(conv[0].workload_key) == 50.0 * calls[conv[0].workload_key]
+    assert set(alone.values()) == {None}
     assert profile.outside_us >= 0
     # Nobody watches any more: the artifact runs as before.
     assert len(child.execute(ExecutionRequest(artifact.path, inputs, 2)).samples_ms) == 2
@@ -159,13 +176,13 @@ def test_the_roof_is_above_what_any_kernel_reaches(
 
 
 def test_a_folder_that_is_gone_is_not_run_from_memory(
-    child: EngineChild, fused: FusedModule, inputs: str, folder: Path
+    child: EngineChild, fused: FusedModule, conv: tuple[FusedSubgraph, str], inputs: str, folder: Path
 ) -> None:
     """A bisection builds many artifacts and removes each: none may be kept running."""
     place, outputs = str(folder / "again"), []
-    first = fused.subgraphs[0].workload_key
-    wrong = replace(tuned_record(child, first), schedule=WRONG)
-    for best in ({}, {first: (wrong,)}):
+    key = conv[0].workload_key
+    wrong = tuned_record(child, key, WRONG.replace("BLOCK", "T_add"))
+    for best in ({}, {key: (wrong,)}):
         child.build(BuildRequest(fused, best, place, True))
         child.execute(ExecutionRequest(place, inputs, 0, str(folder / "outputs.npz")))
         with np.load(folder / "outputs.npz") as stored:
