@@ -200,8 +200,10 @@ def test_deployments_name_flows_and_queues_that_exist() -> None:
     deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
     assert [d["name"] for d in deployments] == ["tune-model", "reconcile", "nightly"]
     for deployment in deployments:
-        path, _, function = deployment["entrypoint"].partition(":")
-        assert re.search(rf"^def {function}\(", (ROOT / path).read_text(), re.MULTILINE)
+        # A module's name and not a file: agents import by it what the flow sends them.
+        module, _, function = deployment["entrypoint"].rpartition(".")
+        path = ROOT / f"{module.replace('.', '/')}.py"
+        assert re.search(rf"^def {function}\(", path.read_text(), re.MULTILINE)
         assert deployment["work_pool"]["name"] == POOL
         assert deployment["work_pool"]["work_queue_name"] in PRIORITIES
         # What the zombies' automation looks for.
