@@ -124,8 +124,10 @@ def test_a_task_that_kills_its_agents_is_quarantined_and_the_run_goes_on(fleet: 
         poison.unlink()
     assert done.returncode == 0, done.stderr[-3000:]
     records = [record for record in records_in(s3_url, fleet) if record.record_id not in before]
-    assert {record.task_name for record in searched(records)} == {"fused_conv2d1_add1_relu1"}
-    assert Counter(record.phase for record in records)["default"] == 2
+    names = {record.task_name for record in records if record.phase == "default"}
+    assert "fused_conv2d_add_relu" in names
+    assert len(searched(records)) == 16
+    assert "fused_conv2d_add_relu" not in {record.task_name for record in searched(records)}
     assert "fused_conv2d_add_relu: quarantined" in done.stdout
     fleet.wait_for_agents(*DEVICES)
 
