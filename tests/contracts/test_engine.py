@@ -389,7 +389,7 @@ def test_a_confirm_session_times_the_best_again(sessions: Sessions, defaults: He
     best += [record.candidate_key for record in near]
     assert [record.phase for record in heard.records] == ["confirm"] * len(best)
     assert {record.candidate_key for record in heard.records} == set(best)
-    by_key = {record.candidate_key: record for record in search.records}
+    by_key = {record.candidate_key: record for record in ranked}
     for record in heard.records:
         assert record.schedule == by_key[record.candidate_key].schedule
         assert record.record_id != by_key[record.candidate_key].record_id

@@ -13,6 +13,9 @@ from tvm.relax.frontend.onnx import from_onnx, onnx_frontend
 from tasks.engines.onnx_operators import count_operators
 from tasks.engines.relax.fold_constants import fold_constants
 from tasks.engines.relax.passes import simplify
+from tasks.engines.relax.passes.channels_last import channels_last
+from tasks.engines.relax.passes.packed_weights import packed_weights
+from tasks.engines.relax.spaces import lanes_of
 from tasks.errors import ModelError
 
 
@@ -46,6 +49,9 @@ def fuse(mod: Any, target: Any) -> Fused:
     transform = relax.transform
     before = [transform.DecomposeOpsForInference(), transform.CanonicalizeBindings()]
     mod = simplify(fold_constants(tvm.transform.Sequential(before)(mod)))
+    if str(target.kind.name) == "llvm":
+        mod, _ = channels_last(mod)
+        mod, _ = packed_weights(mod, lanes_of(target))
     lower = [
         transform.CanonicalizeBindings(),
         transform.LegalizeOps(),

@@ -15,8 +15,9 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule.trace import Trace
 from tvm.target import Target
 
-from tasks.engines.relax import transfer
+from tasks.engines.relax import spaces, transfer
 from tasks.engines.relax.cost_model import MIN_SAMPLES, Rows, Samples, XgbCostModel, features_of
+from tasks.engines.relax.defaults import cpu_default
 from tasks.engines.relax.subgraphs import arguments, structural_key
 from tasks.errors import EngineError
 from tasks.records import TuningRecord, TuningTask
@@ -72,6 +73,7 @@ class TaskSearch:
         self._database = ms.database.MemoryDatabase()
         self._workload = self._database.commit_workload(self.mod)
         self._spaces: list[Any] | None = None
+        self._spaces_are_all = False
         self._pool: dict[str, Any] = {}
         self._transplanted = False
         self._proposer: tuple[bool, Any] | None = None
@@ -197,8 +199,13 @@ class TaskSearch:
         )
 
     def _design_spaces(self) -> list[Any]:
-        if self._spaces is None:
-            self._spaces = list(self._context(1, 0, 1).generate_design_space())
+        """Our sketches; the generic ones beside them once a model knows enough to choose among both."""
+        informed = self._model.booster is not None
+        if self._spaces is None or (informed and not self._spaces_are_all):
+            own = spaces.register_tiles(self.mod, self._target) if self._target.kind.name == "llvm" else []
+            self._spaces_are_all = informed or not own
+            generic = list(self._context(1, 0, 1).generate_design_space()) if self._spaces_are_all else []
+            self._spaces = [*own, *generic]
         return self._spaces
 
     def _predict(self, context: Any, measures: Sequence[Any]) -> list[float | None]:
@@ -252,12 +259,12 @@ def replay(mod: Any, trace: str) -> Any:
 
 
 def default_schedule(mod: Any, target: Target) -> Any:
-    """``mod`` as it is built untuned: as it stands on a CPU, with dlight's rules on a GPU.
+    """``mod`` as it is built untuned: with our own schedule on a CPU, with dlight's rules on a GPU.
 
     Raises EngineError.
     """
     if target.kind.name == "llvm":
-        return mod
+        return cpu_default(mod, target)
     from tvm.s_tir import dlight
 
     rules = dlight.gpu

@@ -58,5 +58,4 @@ def _per_channel(outer: Weighted, found: Any) -> Any:
     data, constant = found
     if getattr(data, "ty", None) is None or list(data.ty.shape) != list(outer.call.args[0].ty.shape):
         return None
-    vector = along(constant.astype(np.float64), outer.channel_axis, outer.rank)
-    return vector
+    return along(constant.astype(np.float64), outer.channel_axis, outer.rank)

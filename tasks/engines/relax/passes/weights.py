@@ -62,7 +62,7 @@ class Weighted:
     def summed(self, weights: Array) -> Array:
         """``weights`` summed over what one output reads: a vector over output channels."""
         axes = tuple(range(1, weights.ndim)) if self.is_conv else (0,)
-        return np.sum(weights, axis=axes, dtype=np.float64)
+        return np.asarray(np.sum(weights, axis=axes, dtype=np.float64))
 
 
 def weighted(call: Any, view: View) -> Weighted | None:

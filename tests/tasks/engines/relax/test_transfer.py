@@ -87,6 +87,7 @@ def test_a_search_begins_with_what_another_found(tmp_path: Path) -> None:
     assert answer["donors"] == 2
     assert answer["wanted"], "a matmul's sketches ask for the same decisions as another's"
     assert any(wanted in answer["proposed"] for wanted in answer["wanted"])
-    assert all(extents == [96, 32, 128] for extents in answer["extents"])
+    # The columns whole, or counted in vectors, as our own sketches do.
+    assert all((rows, inner, 32 % columns) == (96, 128, 0) for rows, columns, inner in answer["extents"])
     assert answer["predicted"] == sorted(answer["predicted"][:-2]) + answer["predicted"][-2:], "best predicted first"
     assert answer["again"] == 0, "nothing is proposed twice"

@@ -1,0 +1,65 @@
+"""The default schedule of a kernel on a CPU: what is built untuned, and what every candidate is compared with."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any
+
+from tvm.s_tir import Schedule
+from tvm.target import Target
+
+from tasks.engines.relax import spaces
+
+
+def cpu_default(mod: Any, target: Target) -> Any:
+    """``mod`` scheduled without any search: tiles in registers, else cores and vectors; as it stands if need be."""
+    sketches = spaces.register_tiles(mod, target)
+    if sketches:
+        return sketches[-1].mod
+    schedule = Schedule(mod, debug_mask="none")
+    try:
+        _inline(schedule)
+        for block in schedule.get_child_blocks(schedule.get_sblock("root")):
+            _spread(schedule, block, spaces.lanes_of(target))
+    except Exception:
+        return mod
+    return schedule.mod
+
+
+def _inline(schedule: Schedule) -> None:
+    """Compute cheap elementwise blocks where they are used."""
+    for block in schedule.get_child_blocks(schedule.get_sblock("root")):
+        # What takes long is computed once and kept.
+        if not spaces.is_reduction(schedule, block) and "T.exp" not in str(schedule.get(block)):
+            with contextlib.suppress(Exception):  # TVM refuses an output
+                schedule.compute_inline(block)
+
+
+def _spread(schedule: Schedule, block: Any, lanes: int) -> None:
+    """The outer loops on all cores where there is enough to do, the last spatial one in vectors."""
+    spatial, reduction = spaces.loops_by_kind(schedule, block)
+    if len(spatial) + len(reduction) != len(schedule.get_loops(block)) or not spatial:
+        return
+    sizes = [spaces.extent(schedule, loop) for loop in (*spatial, *reduction)]
+    *outer, last = spatial
+    vectorised = not reduction or sizes[len(spatial) - 1] % lanes == 0
+    lanes = spaces.divisor(sizes[len(spatial) - 1], lanes)
+    if vectorised and lanes >= 4:
+        rest, lane = schedule.split(last, [None, lanes])
+        schedule.reorder(*outer, rest, *reduction, lane)
+        outer.append(rest)
+    else:
+        outer, lane = list(spatial), None
+    if outer and math.prod(sizes) >= spaces.WORTH_SHARING:
+        schedule.parallel(schedule.fuse(*outer))
+    if reduction and lane is not None:
+        schedule.decompose_reduction(block, reduction[0])
+    if lane is not None:
+        schedule.vectorize(
+            lane if not reduction else schedule.get_loops(schedule.get_sblock(_name(schedule, block)))[-1]
+        )
+
+
+def _name(schedule: Schedule, block: Any) -> str:
+    return str(schedule.get(block).name_hint)

@@ -1,0 +1,240 @@
+"""Schedules of our own for CPUs: sketches to search in, and the default schedule of every kernel.
+
+MetaSchedule's generic space tiles every axis freely and accumulates in memory; most of it is slow, and a
+few trials find little. The sketches here are the kernel that a person would write: a tile of accumulators
+that fits the vector registers, vectors along the contiguous axis, the tile unrolled, and what follows the
+anchor computed on the tile while it is there. A sketch comes with decisions that are good already: as it
+stands it is the default schedule.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm.s_tir import Schedule
+from tvm.target import Target, codegen
+
+#: Rows and vectors of a tile of accumulators: with more, they leave the registers.
+_MOST_ROWS = 8
+_MOST_VECTORS = 4
+#: Accumulators that leave registers for what they are computed from, with 16 registers and with 32.
+_ACCUMULATORS, _MORE_ACCUMULATORS = 12, 24
+#: Accumulators that keep the multipliers busy: latency times width.
+_BUSY = 8
+#: Steps of the reduction's last axis that are unrolled at most, and of the others (a conv's window).
+_MOST_STEPS = 8
+_MOST_WINDOW = 5
+#: Shares of the work that there are at least, so that no core waits long for another.
+_SHARES = 16
+#: Below so many elementary steps a kernel is done before a second core has heard of it.
+WORTH_SHARING = 32768
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """The reduction that a kernel is about: its block, its loops by kind, the blocks before it and the last one."""
+
+    block: Any
+    spatial: tuple[Any, ...]
+    reduction: tuple[Any, ...]
+    before: tuple[Any, ...]
+    last: Any
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Is the padding computed within each share of the work? Is the other operand than the larger one read once?"""
+
+    padding_inside: bool
+    turned: bool
+
+
+def lanes_of(target: Target) -> int:
+    """float32 numbers in a vector register of ``target``."""
+    for name, lanes in (("avx512f", 16), ("avx2", 8), ("avx", 8)):
+        if codegen.llvm_cpu_has_features(name, target):
+            return lanes
+    return 4
+
+
+def register_tiles(mod: Any, target: Target) -> list[Schedule]:
+    """Sketches for ``mod``, the best guess last.
+
+    None where it is not one reduction with a vector's width of outputs side by side.
+    """
+    variants = [Variant(inside, turned) for inside in (False, True) for turned in (True, False)]
+    sketches = [_sketch(mod, lanes_of(target), variant) for variant in variants]
+    return [sketch for sketch in sketches if sketch is not None]
+
+
+def _sketch(mod: Any, lanes: int, variant: Variant) -> Schedule | None:
+    schedule = Schedule(mod, debug_mask="none")
+    try:
+        anchor = _prepare(schedule)
+        if anchor is None or (variant.padding_inside and not anchor.before):
+            return None
+        return schedule if _tile(schedule, anchor, lanes, variant) else None
+    except Exception:
+        # TVM raises what it likes where a kernel has another form; then there is no sketch.
+        return None
+
+
+def _prepare(schedule: Schedule) -> Anchor | None:
+    """Inline what is elementwise; None where what is left is not one reduction between others."""
+    blocks = list(schedule.get_child_blocks(schedule.get_sblock("root")))
+    places = [i for i, block in enumerate(blocks) if is_reduction(schedule, block)]
+    if len(places) != 1:
+        return None
+    block, behind = blocks[places[0]], blocks[places[0] + 1 :]
+    before = [other for other in blocks[: places[0]] if not _is_inlined(schedule, other)]
+    for other in behind[:-1]:
+        schedule.compute_inline(other)
+    last = behind[-1] if behind else schedule.cache_write(block, 0, "global")
+    spatial, reduction = loops_by_kind(schedule, block)
+    if len(before) > 1 or len(spatial) < 2 or len(spatial) + len(reduction) != len(schedule.get_loops(block)):
+        return None
+    return Anchor(block, spatial, reduction, tuple(before), last)
+
+
+def is_reduction(schedule: Schedule, block: Any) -> bool:
+    """Has ``block`` an axis that is reduced?"""
+    return any(int(axis.iter_type) != 0 for axis in schedule.get(block).iter_vars)
+
+
+def loops_by_kind(schedule: Schedule, block: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The loops of a block that nothing was done to yet: spatial ones, those of reductions."""
+    kinds = [int(axis.iter_type) for axis in schedule.get(block).iter_vars]
+    loops = list(zip(schedule.get_loops(block), kinds))  # noqa: B905 - the caller compares the lengths
+    return tuple(loop for loop, kind in loops if kind == 0), tuple(loop for loop, kind in loops if kind != 0)
+
+
+def _is_inlined(schedule: Schedule, block: Any) -> bool:
+    """Inline ``block`` into its consumers unless it decides something: a conv's padding stays a block."""
+    value = getattr(schedule.get(block).body, "value", None)
+    if value is None or "if_then_else" in str(getattr(value, "op", "")):
+        return False
+    schedule.compute_inline(block)
+    return True
+
+
+def _has_more_weights(spatial: Sequence[int], reduction: Sequence[int]) -> bool:
+    """Are there more weights than data? Then it is the weights that should be read once."""
+    return spatial[-1] * math.prod(reduction[:-1]) > math.prod(spatial[:-1])
+
+
+def _tile(schedule: Schedule, anchor: Anchor, lanes: int, variant: Variant) -> bool:
+    """Apply the sketch; False where the contiguous axis does not divide into vectors."""
+    *outer, column = anchor.spatial
+    spatial = [extent(schedule, loop) for loop in anchor.spatial]
+    reduction = [extent(schedule, loop) for loop in anchor.reduction]
+    lanes = next((n for n in (lanes, lanes // 2, 4) if spatial[-1] % n == 0), 0)
+    if not lanes or not all(spatial) or not all(reduction):
+        return False
+    vectors, lane = schedule.split(column, [None, lanes])
+    tiles = _spatial_tiles(schedule, [*outer, vectors], lanes)
+    steps = _reduction_steps(schedule, anchor.reduction)
+    first, second, inner = ([tile[place] for tile in tiles] for place in range(3))
+    if _has_more_weights(spatial, reduction) != variant.turned:
+        # All rows meet some of the columns before the next ones are read.
+        first = [first[-1], *first[:-1]]
+    schedule.reorder(*first, *second, *[step[0] for step in steps], *[step[1] for step in steps], *inner, lane)
+    shared = schedule.fuse(*first)
+    if math.prod(spatial) * math.prod(reduction) >= WORTH_SHARING:
+        schedule.parallel(shared)
+    schedule.reverse_compute_at(anchor.last, second[-1], preserve_unit_loops=True)
+    _vectorise_below(schedule, anchor.last, len(second) + 1, lanes)
+    for loop in (*[step[1] for step in steps], *inner):
+        schedule.unroll(loop)
+    schedule.vectorize(lane)
+    for block in anchor.before:
+        if variant.padding_inside:
+            schedule.compute_at(block, shared, preserve_unit_loops=True)
+            _vectorise_below(schedule, block, 1, lanes, unroll=False)
+        else:
+            spread(schedule, block, lanes)
+    schedule.decompose_reduction(anchor.block, steps[0][0])
+    return True
+
+
+def _spatial_tiles(schedule: Schedule, loops: Sequence[Any], lanes: int) -> list[list[Any]]:
+    """Each loop in three: shared between cores, walked, in registers. The last one is that of vectors."""
+    sizes = [extent(schedule, loop) for loop in loops]
+    rows = max((i for i in range(len(loops) - 1) if sizes[i] >= _MOST_ROWS // 2), default=len(loops) - 2)
+    tall, vectors = _tile_sizes(sizes[rows], sizes[-1], _MORE_ACCUMULATORS if lanes >= 16 else _ACCUMULATORS)
+    shares = math.prod(sizes) // (sizes[rows] * vectors)
+    walked = sizes[rows] // tall
+    while shares < _SHARES and walked > 1:
+        smaller = divisor(walked, walked // 2)
+        shares, walked = shares * walked // smaller, smaller
+    tiles = []
+    for place, (loop, size) in enumerate(zip(loops, sizes, strict=True)):
+        most, decision = 1, [size, 1, 1]
+        if place == rows:
+            most, decision = _MOST_ROWS, [size // tall // walked, walked, tall]
+        elif place == len(loops) - 1:
+            most, decision = _MOST_VECTORS, [size // vectors, 1, vectors]
+        factors = schedule.sample_perfect_tile(loop, 3, most, decision)
+        tiles.append(list(schedule.split(loop, factors)))
+    return tiles
+
+
+def _tile_sizes(rows: int, columns: int, accumulators: int) -> tuple[int, int]:
+    """Rows and vectors of the tile that computes most for what it reads, and keeps the multipliers busy."""
+
+    def worth(tile: tuple[int, int]) -> float:
+        tall, vectors = tile
+        return min(1.0, tall * vectors / _BUSY) * tall * vectors / (tall + vectors)
+
+    tiles = itertools.product(range(1, _MOST_ROWS + 1), range(1, _MOST_VECTORS + 1))
+    fitting = [(r, v) for r, v in tiles if rows % r == 0 and columns % v == 0 and r * v <= accumulators]
+    return max(fitting, key=worth)
+
+
+def _reduction_steps(schedule: Schedule, loops: Sequence[Any]) -> list[list[Any]]:
+    """Each loop in two, the inner one unrolled: a depthwise window's last axis, else some of the channels."""
+    steps = []
+    deep = extent(schedule, loops[-1]) > 1
+    for place, loop in enumerate(loops):
+        size, most, unrolled = extent(schedule, loop), _MOST_WINDOW, 1
+        if place == len(loops) - 1:
+            most, unrolled = _MOST_STEPS, divisor(size, _MOST_STEPS // 2)
+        elif place == len(loops) - 2 and not deep:
+            unrolled = divisor(size, _MOST_WINDOW)
+        factors = schedule.sample_perfect_tile(loop, 2, most, [size // unrolled, unrolled])
+        steps.append(list(schedule.split(loop, factors)))
+    return steps
+
+
+def divisor(number: int, most: int) -> int:
+    """The largest divisor of ``number`` that is not above ``most``."""
+    return next(n for n in range(max(1, most), 0, -1) if number % n == 0)
+
+
+def extent(schedule: Schedule, loop: Any) -> int:
+    """The extent of a loop, 0 where it is no number."""
+    size = schedule.get(loop).extent
+    return int(size) if isinstance(size, tvm.tirx.IntImm) else 0
+
+
+def _vectorise_below(schedule: Schedule, block: Any, depth: int, lanes: int, unroll: bool = True) -> None:
+    """Vectors along the last of the loops below ``depth``, the others unrolled."""
+    loops = schedule.get_loops(block)[depth:]
+    outer, lane = schedule.split(loops[-1], [None, lanes])
+    schedule.vectorize(lane)
+    for loop in (*loops[:-1], outer) if unroll else ():
+        schedule.unroll(loop)
+
+
+def spread(schedule: Schedule, block: Any, lanes: int) -> None:
+    """A loop nest of its own, on all cores and in vectors."""
+    *outer, last = schedule.get_loops(block)
+    if outer:
+        schedule.parallel(schedule.fuse(*outer))
+    if extent(schedule, last) % lanes == 0:
+        _, lane = schedule.split(last, [None, lanes])
+        schedule.vectorize(lane)
