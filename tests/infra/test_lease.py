@@ -29,7 +29,7 @@ def held_by(store: DirectoryStore, **changes: object) -> None:
 
 def test_a_second_run_is_refused_and_told_who_has_it_until_it_is_given_back(store: DirectoryStore) -> None:
     with Lease(store, "m", "t", "first-run"):
-        with pytest.raises(RunInProgress, match="m for t is being tuned by run first-run on .* process"):
+        with pytest.raises(RunInProgress, match=r"m for t is being tuned by run first-run on .* process"):
             Lease(store, "m", "t", "second-run").acquire()
         Lease(store, "m", "another-target", "third-run").acquire()
     later = Lease(store, "m", "t", "second-run")
