@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "flows": ("flows", "tasks", "infra"),
 }
 #: Only what runs in an engine's child may import its TVM.
-MAY_IMPORT_TVM = ("tasks.engines.relax", "infra.pyfunc_model")
+MAY_IMPORT_TVM = ("tasks.engines.relax", "tasks.engines.relay", "infra.pyfunc_model")
 
 
 def modules() -> Iterator[tuple[str, Path]]:
