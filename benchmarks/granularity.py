@@ -25,12 +25,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.granularity_report import analyse, last_line, page, table
-from benchmarks.packaged_model import MODEL_NAMES, packaged_model, packaged_shapes
+from benchmarks.granularity_sources import KNOWN, named_model, source_of
 from infra.settings import Settings
 from tasks.engines.child import ChildOptions, EngineChild
 from tasks.engines.interface import ExecutionRequest
-from tasks.import_model import import_model_file, seeded_inputs
-from tasks.model_source import fetch
+from tasks.import_model import seeded_inputs
 from tasks.racing import interleaved
 from tasks.records import ModelFile
 
@@ -46,7 +45,7 @@ def main() -> None:
         name: getattr(options, name) for name in ("candidates", "rounds", "shapes", "trials", "threads", "seed")
     }
     with tempfile.TemporaryDirectory(prefix="tunewright-granularity-") as folder:
-        models = {name: _model(name, Path(folder)) for name in _names(options.models)}
+        models = {name: named_model(name, Path(folder)) for name in _names(options.models)}
         for engine in _names(options.engines):
             _measure_candidates(engine, options, models, state)
             for name, model in models.items():
@@ -60,7 +59,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--candidates", type=int, default=32, help="random candidates of each subgraph")
     parser.add_argument("--rounds", type=int, default=20, help="timings of each candidate in each of its two forms")
     parser.add_argument("--shapes", type=int, default=0, help="of the made convolutions only the first; 0: all seven")
-    parser.add_argument("--models", default="classifier,squeezenet", help=f"of {', '.join(_known())}; or none")
+    parser.add_argument("--models", default="classifier,squeezenet", help=f"of {', '.join(KNOWN)}; or none")
     parser.add_argument("--trials", type=int, default=512, help="search trials of a whole model, by either granularity")
     parser.add_argument("--minutes", type=float, default=600.0, help="time for the candidates of one engine")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
@@ -68,14 +67,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--state", type=Path, default=ROOT / ".cache" / "granularity.json", help="results so far")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "granularity.md")
     options = parser.parse_args()
-    unknown = set(_names(options.engines)) - {"relax", "relay"} | set(_names(options.models)) - set(_known())
+    unknown = set(_names(options.engines)) - {"relax", "relay"} | set(_names(options.models)) - set(KNOWN)
     if unknown or options.candidates < 3 or options.rounds < 2:
         parser.error(f"unknown: {', '.join(sorted(unknown))}" if unknown else "at least 3 candidates and 2 rounds")
     return options
-
-
-def _known() -> tuple[str, ...]:
-    return (*MODEL_NAMES, "squeezenet")
 
 
 def _names(text: str) -> list[str]:
@@ -94,21 +89,6 @@ def _save(path: Path, state: Mapping[str, Any]) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(state))
     temporary.replace(path)
-
-
-def _source(name: str) -> tuple[Path, dict[str, tuple[int, ...]]]:
-    """The file of a model that a package ships, and its shapes."""
-    if name in MODEL_NAMES:
-        return packaged_model(name), packaged_shapes(name)
-    import onnx
-
-    folder = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
-    return folder / f"light_{name}.onnx", {}
-
-
-def _model(name: str, folder: Path) -> ModelFile:
-    path, shapes = _source(name)
-    return import_model_file(fetch(str(path), folder), shapes, folder)
 
 
 def _measure_candidates(
@@ -161,7 +141,7 @@ def _tune_both(engine: str, named: tuple[str, ModelFile], options: argparse.Name
 
 def _tune(engine: str, name: str, granularity: str, where: tuple[argparse.Namespace, Path]) -> None:
     options, folder = where
-    path, shapes = _source(name)
+    path, shapes = source_of(name)
     command = [
         sys.executable, "-m", "flows.cli", "tune", str(path), "--engine", engine, "--granularity", granularity,
         "--trials", str(options.trials), "--seed", str(options.seed), "--name", f"{name}-{granularity}",

@@ -22,6 +22,8 @@ onnx_frontend._get_convert_map = functools.lru_cache(maxsize=None)(onnx_frontend
 #: onnx 1.14, the last that TVM 0.16 was made for, warns of every model that is newer than this.
 _IR_VERSION = 8
 _FUSE_LEVEL = 2
+#: Stands for the blocks of layouts.py, as wide as the target's registers.
+_BLOCKED = object()
 #: What SimplifyExpr has rewrites for, beside constants that are folded already.
 _SIMPLIFIED = frozenset(
     {"transpose", "layout_transform", "cast", "power", "sqrt", "rsqrt", "full", "full_like", "ones", "ones_like",
@@ -60,8 +62,11 @@ def _refuse_dynamic(mod: Any) -> None:
             raise ModelError(f"the shape of {name} depends on the data: the relay engine compiles fixed shapes only")
 
 
-def fuse(mod: Any, target: Any) -> Any:
-    """Optimise for ``target`` (a tvm Target), choose layouts, fuse: ``main`` calls primitive functions."""
+def fuse(mod: Any, target: Any, layouts: Any = _BLOCKED) -> Any:
+    """Optimise for ``target`` (a tvm Target), choose layouts, fuse: ``main`` calls primitive functions.
+
+    ``layouts`` is the dispatch context that AlterOpLayout asks; None leaves all layouts as they are.
+    """
     transform = relay.transform
     optimise = [
         relay.qnn.transform.Legalize(), relay.qnn.transform.CanonicalizeOps(),
@@ -72,8 +77,9 @@ def fuse(mod: Any, target: Any) -> Any:
     ]  # fmt: skip
     with target, tvm.transform.PassContext(opt_level=3):
         mod = _apply(mod, optimise)
-        with BlockedLayouts(simd_lanes(target)):
-            mod = transform.AlterOpLayout()(mod)
+        if layouts is not None:
+            with BlockedLayouts(simd_lanes(target)) if layouts is _BLOCKED else layouts:
+                mod = transform.AlterOpLayout()(mod)
         finish = [fold, transform.FoldConstant(), transform.EliminateCommonSubexpr(), transform.FuseOps(_FUSE_LEVEL)]
         return transform.InferType()(_apply(mod, finish))
 
