@@ -89,7 +89,7 @@ bench-tracking: .venv/.ready ## MLflow under load, killed and filled again (docs
 bench-fleet: .venv/.ready ## the fleet unattended, under faults, with 64 simulated devices, a quiet night (docs/fleet.md); last line JSON
 	@$(BIN)/python -m benchmarks.fleet $(BENCH)
 
-granularity: .venv/.ready .venv-relay/.ready ## the experiment of TVM's RFC 64, hours; writes docs/granularity.md; the last line is JSON
+granularity: .venv/.ready .venv-relay/.ready ## the experiment of TVM's RFC 64 on both engines, hours; writes its page; the last line is JSON
 	@$(BIN)/python -m benchmarks.granularity $(BENCH)
 
 clean: ## remove the environment, caches and what the demo left

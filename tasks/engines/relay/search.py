@@ -63,6 +63,8 @@ class TaskSearch:
         self.task = task
         self.func = load_func(Path(task.workload_path).read_text())
         self.exhausted = False
+        #: Index and number of the slices of the space, by candidate key; only candidates in it are proposed.
+        self.part = (0, 1)
         self.skipped: list[str] = []
         self.best_us = math.inf
         self._memory = memory
@@ -114,7 +116,8 @@ class TaskSearch:
             found += self._propose_from(arm, min(share, count - len(found)), seed)
         for arm in self._ranked():  # what an exhausted implementation leaves goes to the others
             found += self._propose_from(arm, count - len(found), seed + 1)
-        self.exhausted = not found
+        # What this slice leaves is for the agents that have the others.
+        self.exhausted = not found and self.part[1] == 1
         return found
 
     def _ranked(self) -> list[_Arm]:
@@ -143,10 +146,11 @@ class TaskSearch:
 
     def _fresh(self, arm: _Arm, indices: Sequence[int | None], predicted: Sequence[float | None]) -> list[Candidate]:
         found = []
+        mine, slices = self.part
         for index, us in zip(indices, predicted):  # noqa: B905 - Python 3.9 has no strict
             choice = arm.space.choice(index)
             key = candidate_key(choice)
-            if key not in self._measured:
+            if key not in self._measured and int(key[:8], 16) % slices == mine:
                 self._measured.add(key)
                 found.append(Candidate(key, choice.to_text(), choice.implementation, index, us))
         return found
