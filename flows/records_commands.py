@@ -46,7 +46,7 @@ def import_log(log: LogArgument, target: TargetOption = "cpu") -> None:
 
 @records.command("export")
 def export_log(log: LogArgument, target: TargetOption = "cpu") -> None:
-    """Write every search trial that is stored for the relay engine and the target, as AutoTVM's log."""
+    """Write every trial of a config that is stored for the relay engine and the target, as AutoTVM's log."""
     with one_line_errors(False):
         from infra.autotvm_log import log_lines
         from infra.object_store import open_store
