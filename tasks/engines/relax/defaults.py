@@ -30,8 +30,10 @@ def cpu_default(mod: Any, target: Target) -> Any:
 def _inline(schedule: Schedule) -> None:
     """Compute cheap elementwise blocks where they are used."""
     for block in schedule.get_child_blocks(schedule.get_sblock("root")):
-        # What takes long is computed once and kept.
-        if not spaces.is_reduction(schedule, block) and "T.exp" not in str(schedule.get(block)):
+        readers = schedule.get_consumers(block)
+        # What a reduction and others read is computed once and kept: softmax's exponentials.
+        shared = len(readers) > 1 and any(spaces.is_reduction(schedule, reader) for reader in readers)
+        if not spaces.is_reduction(schedule, block) and not shared:
             with contextlib.suppress(Exception):  # TVM refuses an output
                 schedule.compute_inline(block)
 
@@ -43,23 +45,16 @@ def _spread(schedule: Schedule, block: Any, lanes: int) -> None:
         return
     sizes = [spaces.extent(schedule, loop) for loop in (*spatial, *reduction)]
     *outer, last = spatial
-    vectorised = not reduction or sizes[len(spatial) - 1] % lanes == 0
-    lanes = spaces.divisor(sizes[len(spatial) - 1], lanes)
-    if vectorised and lanes >= 4:
+    lane = None
+    if sizes[len(spatial) - 1] % lanes == 0:
         rest, lane = schedule.split(last, [None, lanes])
         schedule.reorder(*outer, rest, *reduction, lane)
         outer.append(rest)
-    else:
-        outer, lane = list(spatial), None
+    elif reduction or not outer:
+        outer.append(last)  # otherwise a plain loop along the last axis, of which LLVM makes vectors
     if outer and math.prod(sizes) >= spaces.WORTH_SHARING:
         schedule.parallel(schedule.fuse(*outer))
-    if reduction and lane is not None:
-        schedule.decompose_reduction(block, reduction[0])
     if lane is not None:
-        schedule.vectorize(
-            lane if not reduction else schedule.get_loops(schedule.get_sblock(_name(schedule, block)))[-1]
-        )
-
-
-def _name(schedule: Schedule, block: Any) -> str:
-    return str(schedule.get(block).name_hint)
+        if reduction:
+            schedule.decompose_reduction(block, reduction[0])
+        schedule.vectorize(lane)

@@ -15,6 +15,7 @@ from tasks.engines.relax.fold_constants import fold_constants
 from tasks.engines.relax.passes import simplify
 from tasks.engines.relax.passes.channels_last import channels_last
 from tasks.engines.relax.passes.packed_weights import packed_weights
+from tasks.engines.relax.passes.vector_exp import vector_exp
 from tasks.engines.relax.spaces import lanes_of
 from tasks.errors import ModelError
 
@@ -52,6 +53,7 @@ def fuse(mod: Any, target: Any) -> Fused:
     if str(target.kind.name) == "llvm":
         mod, _ = channels_last(mod)
         mod, _ = packed_weights(mod, lanes_of(target))
+        mod, _ = vector_exp(mod)
     lower = [
         transform.CanonicalizeBindings(),
         transform.LegalizeOps(),

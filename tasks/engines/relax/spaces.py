@@ -29,6 +29,8 @@ _BUSY = 8
 #: Steps of the reduction's last axis that are unrolled at most, and of the others (a conv's window).
 _MOST_STEPS = 8
 _MOST_WINDOW = 5
+#: Steps of a depthwise conv's window, 3x3, with which padding is computed within the shares.
+_SMALL_WINDOW = 9
 #: Shares of the work that there are at least, so that no core waits long for another.
 _SHARES = 16
 #: Below so many elementary steps a kernel is done before a second core has heard of it.
@@ -68,20 +70,25 @@ def register_tiles(mod: Any, target: Target) -> list[Schedule]:
     None where it is not one reduction with a vector's width of outputs side by side.
     """
     variants = [Variant(inside, turned) for inside in (False, True) for turned in (True, False)]
-    sketches = [_sketch(mod, lanes_of(target), variant) for variant in variants]
-    return [sketch for sketch in sketches if sketch is not None]
+    sketches = [sketch for variant in variants for sketch in _sketch(mod, lanes_of(target), variant)]
+    return [schedule for _, schedule in sorted(sketches, key=lambda sketch: sketch[0])]
 
 
-def _sketch(mod: Any, lanes: int, variant: Variant) -> Schedule | None:
+def _sketch(mod: Any, lanes: int, variant: Variant) -> list[tuple[bool, Schedule]]:
+    """The sketch, and whether it is a good guess; an empty list where it does not apply."""
     schedule = Schedule(mod, debug_mask="none")
     try:
         anchor = _prepare(schedule)
         if anchor is None or (variant.padding_inside and not anchor.before):
-            return None
-        return schedule if _tile(schedule, anchor, lanes, variant) else None
+            return []
+        window = [extent(schedule, loop) for loop in anchor.reduction]
+        # Shares of a depthwise conv with a large window compute much of their padding several times.
+        large = window[-1] == 1 and math.prod(window) > _SMALL_WINDOW
+        good = not variant.turned and variant.padding_inside != (large or not anchor.before)
+        return [(good, schedule)] if _tile(schedule, anchor, lanes, variant) else []
     except Exception:
         # TVM raises what it likes where a kernel has another form; then there is no sketch.
-        return None
+        return []
 
 
 def _prepare(schedule: Schedule) -> Anchor | None:
@@ -136,7 +143,9 @@ def _tile(schedule: Schedule, anchor: Anchor, lanes: int, variant: Variant) -> b
     if not lanes or not all(spatial) or not all(reduction):
         return False
     vectors, lane = schedule.split(column, [None, lanes])
-    tiles = _spatial_tiles(schedule, [*outer, vectors], lanes)
+    # Each share of a depthwise conv computes its own padding: with all rows in a share, once.
+    tall_shares = variant.padding_inside and reduction[-1] == 1
+    tiles = _spatial_tiles(schedule, [*outer, vectors], lanes, tall_shares)
     steps = _reduction_steps(schedule, anchor.reduction)
     first, second, inner = ([tile[place] for tile in tiles] for place in range(3))
     if _has_more_weights(spatial, reduction) != variant.turned:
@@ -161,8 +170,11 @@ def _tile(schedule: Schedule, anchor: Anchor, lanes: int, variant: Variant) -> b
     return True
 
 
-def _spatial_tiles(schedule: Schedule, loops: Sequence[Any], lanes: int) -> list[list[Any]]:
-    """Each loop in three: shared between cores, walked, in registers. The last one is that of vectors."""
+def _spatial_tiles(schedule: Schedule, loops: Sequence[Any], lanes: int, tall_shares: bool) -> list[list[Any]]:
+    """Each loop in three: shared between cores, walked, in registers. The last one is that of vectors.
+
+    ``tall_shares``: cores share the columns alone, where there are enough.
+    """
     sizes = [extent(schedule, loop) for loop in loops]
     rows = max((i for i in range(len(loops) - 1) if sizes[i] >= _MOST_ROWS // 2), default=len(loops) - 2)
     tall, vectors = _tile_sizes(sizes[rows], sizes[-1], _MORE_ACCUMULATORS if lanes >= 16 else _ACCUMULATORS)
@@ -171,9 +183,12 @@ def _spatial_tiles(schedule: Schedule, loops: Sequence[Any], lanes: int) -> list
     while shares < _SHARES and walked > 1:
         smaller = divisor(walked, walked // 2)
         shares, walked = shares * walked // smaller, smaller
+    whole = tall_shares and sizes[-1] // vectors >= _SHARES // 2
+    if whole:
+        walked = sizes[rows] // tall
     tiles = []
     for place, (loop, size) in enumerate(zip(loops, sizes, strict=True)):
-        most, decision = 1, [size, 1, 1]
+        most, decision = 1, [1, size, 1] if whole else [size, 1, 1]
         if place == rows:
             most, decision = _MOST_ROWS, [size // tall // walked, walked, tall]
         elif place == len(loops) - 1:

@@ -136,10 +136,26 @@ def weights_to_pack() -> onnx.ModelProto:
     return _model(nodes, (1, 4, 8, 8), {"w": _random(16, 4, 3, 3) - 0.6, "m": _random(6, 67) - 0.6})
 
 
+def exponentials() -> onnx.ModelProto:
+    """What is computed from exponentials, over a range in which these span seven decades."""
+    nodes = [
+        helper.make_node("Mul", ["x", "eight"], ["1"]),
+        helper.make_node("Sigmoid", ["1"], ["2"]),
+        helper.make_node("Softmax", ["1"], ["3"], axis=-1),
+        helper.make_node("Neg", ["1"], ["4"]),
+        helper.make_node("Relu", ["4"], ["5"]),
+        helper.make_node("Neg", ["5"], ["6"]),
+        helper.make_node("Exp", ["6"], ["7"]),
+        helper.make_node("Sum", ["2", "3", "7"], ["y"]),
+    ]
+    return _model(nodes, (5, 33), {"eight": _number(8)})
+
+
 MODELS = {
     "clips": clips(), "arithmetic": arithmetic(), "sums": sums(), "chain": chain(),
     "scale_after": scale_after(), "scale_after_grouped": scale_after(groups=2),
     "scale_before": scale_before(), "scale_before_grouped": scale_before(groups=2),
     "scale_before_padded": scale_before(padding=1), "matmul_between": matmul_between(),
     "network": network(), "weights_to_pack": weights_to_pack(),
+    "exponentials": exponentials(),
 }  # fmt: skip

@@ -67,3 +67,10 @@ def test_weights_are_packed_once(outcomes: dict[str, Any]) -> None:
     assert after["call_tir"] == 2
     assert "nn.conv2d" not in after
     assert "matmul" not in after
+
+
+def test_exponentials_are_polynomials(outcomes: dict[str, Any]) -> None:
+    before, after = outcomes["exponentials"]["before"], outcomes["exponentials"]["after"]
+
+    assert {"sigmoid", "nn.softmax", "exp"} <= set(before)
+    assert not {"sigmoid", "nn.softmax", "exp"} & set(after)
