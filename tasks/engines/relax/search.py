@@ -72,6 +72,7 @@ class TaskSearch:
         self._known: set[str] = set()
         self._database = ms.database.MemoryDatabase()
         self._workload = self._database.commit_workload(self.mod)
+        self._sketches = spaces.register_tiles(self.mod, target) if target.kind.name == "llvm" else []
         self._spaces: list[Any] | None = None
         self._spaces_are_all = False
         self._pool: dict[str, Any] = {}
@@ -89,17 +90,19 @@ class TaskSearch:
             self._measured.add(record.candidate_key)
             if not record.schedule:
                 self.best_us = min(self.best_us, record.latency_us or math.inf)
-            elif record.phase == "search" and rank < _SEEDS:
+            if (record.phase == "search" and rank < _SEEDS) or (not record.schedule and self._sketches):
                 self._learn_one(record, context)
 
     def _learn_one(self, record: TuningRecord, context: Any) -> None:
         try:
-            schedule = replay(self.mod, record.schedule)
+            # A default schedule that is a sketch of ours is one of the space.
+            schedule = replay(self.mod, record.schedule) if record.schedule else self._sketches[-1]
         except Exception as error:
             self.skipped.append(f"{record.record_id}: {type(error).__name__}")
             return
+        self._measured.add(structural_key(schedule.mod))
         self._commit(schedule.trace, record.latency_us)
-        if record.latency_us is not None:
+        if record.latency_us is not None and record.schedule:
             self._samples.add_schedule(self.task.workload_key, record.latency_us, record.schedule)
         if not self._samples.has(self.task.workload_key, record.candidate_key):
             measure = ms.MeasureCandidate(schedule, ms.arg_info.ArgInfo.from_entry_func(self.mod, True))
@@ -202,10 +205,9 @@ class TaskSearch:
         """Our sketches; the generic ones beside them once a model knows enough to choose among both."""
         informed = self._model.booster is not None
         if self._spaces is None or (informed and not self._spaces_are_all):
-            own = spaces.register_tiles(self.mod, self._target) if self._target.kind.name == "llvm" else []
-            self._spaces_are_all = informed or not own
+            self._spaces_are_all = informed or not self._sketches
             generic = list(self._context(1, 0, 1).generate_design_space()) if self._spaces_are_all else []
-            self._spaces = [*own, *generic]
+            self._spaces = [*self._sketches, *generic]
         return self._spaces
 
     def _predict(self, context: Any, measures: Sequence[Any]) -> list[float | None]:
