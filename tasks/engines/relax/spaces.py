@@ -20,10 +20,12 @@ from tvm.s_tir import Schedule
 from tvm.target import Target, codegen
 
 #: Rows and vectors of a tile of accumulators: with more, they leave the registers.
-_MOST_ROWS = 8
+_MOST_ROWS = 14
 _MOST_VECTORS = 4
+#: A picture with rows shorter than this has the tile's rows from the axis before.
+_FEW_ROWS = 4
 #: Accumulators that leave registers for what they are computed from, with 16 registers and with 32.
-_ACCUMULATORS, _MORE_ACCUMULATORS = 12, 24
+_ACCUMULATORS, _MORE_ACCUMULATORS = 14, 28
 #: Accumulators that keep the multipliers busy: latency times width.
 _BUSY = 8
 #: Steps of the reduction's last axis that are unrolled at most, and of the others (a conv's window).
@@ -176,7 +178,7 @@ def _spatial_tiles(schedule: Schedule, loops: Sequence[Any], lanes: int, tall_sh
     ``tall_shares``: cores share the columns alone, where there are enough.
     """
     sizes = [extent(schedule, loop) for loop in loops]
-    rows = max((i for i in range(len(loops) - 1) if sizes[i] >= _MOST_ROWS // 2), default=len(loops) - 2)
+    rows = max((i for i in range(len(loops) - 1) if sizes[i] >= _FEW_ROWS), default=len(loops) - 2)
     tall, vectors = _tile_sizes(sizes[rows], sizes[-1], _MORE_ACCUMULATORS if lanes >= 16 else _ACCUMULATORS)
     shares = math.prod(sizes) // (sizes[rows] * vectors)
     walked = sizes[rows] // tall
