@@ -24,10 +24,10 @@ _MOST_ROWS = 14
 _MOST_VECTORS = 4
 #: A picture with rows shorter than this has the tile's rows from the axis before.
 _FEW_ROWS = 4
-#: Accumulators that leave registers for what they are computed from, with 16 registers and with 32.
-_ACCUMULATORS, _MORE_ACCUMULATORS = 14, 28
-#: Accumulators that keep the multipliers busy: latency times width.
-_BUSY = 8
+#: Vector registers: a tile has its accumulators there, one vector of each column and one broadcast number.
+_REGISTERS, _MORE_REGISTERS = 16, 32
+#: Cycles from one multiplication to the next into the same accumulator.
+_LATENCY = 4
 #: Steps of the reduction's last axis that are unrolled at most, and of the others (a conv's window).
 _MOST_STEPS = 8
 _MOST_WINDOW = 5
@@ -179,7 +179,7 @@ def _spatial_tiles(schedule: Schedule, loops: Sequence[Any], lanes: int, tall_sh
     """
     sizes = [extent(schedule, loop) for loop in loops]
     rows = max((i for i in range(len(loops) - 1) if sizes[i] >= _FEW_ROWS), default=len(loops) - 2)
-    tall, vectors = _tile_sizes(sizes[rows], sizes[-1], _MORE_ACCUMULATORS if lanes >= 16 else _ACCUMULATORS)
+    tall, vectors = _tile_sizes(sizes[rows], sizes[-1], _MORE_REGISTERS if lanes >= 16 else _REGISTERS)
     shares = math.prod(sizes) // (sizes[rows] * vectors)
     walked = sizes[rows] // tall
     while shares < _SHARES and walked > 1:
@@ -200,15 +200,17 @@ def _spatial_tiles(schedule: Schedule, loops: Sequence[Any], lanes: int, tall_sh
     return tiles
 
 
-def _tile_sizes(rows: int, columns: int, accumulators: int) -> tuple[int, int]:
-    """Rows and vectors of the tile that computes most for what it reads, and keeps the multipliers busy."""
+def _tile_sizes(rows: int, columns: int, registers: int) -> tuple[int, int]:
+    """Rows and vectors of the tile that computes most a cycle, and of these the one that reads least."""
 
-    def worth(tile: tuple[int, int]) -> float:
+    def worth(tile: tuple[int, int]) -> tuple[float, float]:
         tall, vectors = tile
-        return min(1.0, tall * vectors / _BUSY) * tall * vectors / (tall + vectors)
+        # Two multiplications and two loads a cycle.
+        cycles = max(tall * vectors / 2, (tall + vectors) / 2, _LATENCY)
+        return tall * vectors / cycles, tall * vectors / (tall + vectors)
 
     tiles = itertools.product(range(1, _MOST_ROWS + 1), range(1, _MOST_VECTORS + 1))
-    fitting = [(r, v) for r, v in tiles if rows % r == 0 and columns % v == 0 and r * v <= accumulators]
+    fitting = [(r, v) for r, v in tiles if rows % r == 0 and columns % v == 0 and r * v + v < registers]
     return max(fitting, key=worth)
 
 
