@@ -1,0 +1,71 @@
+"""Sketches and default schedules of our own compute what the naive loops compute, on every kernel of small models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fresh import in_fresh
+
+
+def compare_all(folder: str) -> list[Any]:
+    """In a fresh interpreter: by kernel its operators, how many sketches it has, the largest relative differences."""
+    from tasks.engines.relax.bootstrap import import_tvm
+
+    import_tvm("llvm")
+    import numpy as np
+    import tvm
+
+    from tasks.engines.relax import defaults, frontend, spaces, subgraphs, targets
+    from tests.tasks.engines.relax.passes.models import MODELS
+
+    target = targets.to_tvm(targets.resolve("cpu", 2))
+
+    def outputs(mod: Any, count: int) -> list[Any]:
+        arrays = [
+            np.random.default_rng(place).uniform(-1, 1, shape).astype(dtype)
+            for place, (shape, dtype) in enumerate(subgraphs.arguments(workload))
+        ]
+        tensors = [tvm.runtime.tensor(array) for array in arrays]
+        tvm.tirx.build(mod, target=target)["main"](*tensors)
+        return [tensor.numpy() for tensor in tensors[-count:]]
+
+    found = []
+    for name in ("network", "weights_to_pack", "exponentials"):
+        path = Path(folder) / f"{name}.onnx"
+        path.write_bytes(MODELS[name].SerializeToString())
+        inventory = subgraphs.take_inventory(frontend.fuse(frontend.translate(str(path))[0], target))
+        for subgraph in inventory.subgraphs:
+            workload = inventory.workloads[subgraph.workload_key]
+            sketches = spaces.register_tiles(workload, target)
+            scheduled = [*(sketch.mod for sketch in sketches), defaults.cpu_default(workload, target)]
+            wanted = outputs(workload, len(subgraph.outputs))
+            differences = [
+                float(np.abs(want - got).max() / max(1e-3, np.abs(want).max()))
+                for mod in scheduled
+                for want, got in zip(wanted, outputs(mod, len(subgraph.outputs)), strict=True)
+            ]
+            found.append([subgraph.name, list(subgraph.operators), len(sketches), differences])
+    return found
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    found: list[Any] = in_fresh(compare_all, str(tmp_path_factory.mktemp("models")), timeout_s=600)
+    return found
+
+
+def test_every_schedule_computes_what_the_naive_loops_do(kernels: list[Any]) -> None:
+    for name, _, _, differences in kernels:
+        # Another order of some hundred float32 terms.
+        assert max(differences) <= 1e-5, name
+
+
+def test_convs_and_matmuls_have_sketches(kernels: list[Any]) -> None:
+    counts = [sketches for _, operators, sketches, _ in kernels if {"conv2d", "matmul"} & set(operators)]
+
+    assert len(counts) >= 5
+    # Rows or columns first; a padded conv also with its padding in two places.
+    assert set(counts) == {2, 4}
