@@ -106,7 +106,7 @@ def _columns(members: Mapping[int, list[int]], depth: int) -> int:
         wide = sum(max(len(members[at]) for at in block) * STEP_X + COLUMN_GAP for block in blocks)
         return abs(math.log(wide / (rows * STEP_Y + MARGIN_TOP) / ASPECT))
 
-    return min(range(1, max(2, depth // 3 + 1)), key=distance)
+    return min(range(1, max(2, depth // 3 + 1)), key=distance) if depth else 1
 
 
 def _by_feeds(fused: FusedModule, calls: list[int], centres: list[tuple[float, float]]) -> list[int]:

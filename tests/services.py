@@ -71,6 +71,8 @@ def mlflow_server(folder: Path, start_timeout_s: float = 300.0, port: int = 0) -
     # Tests receive webhooks on this machine, by plain HTTP, right after they were registered.
     environment |= {"MLFLOW_WEBHOOK_ALLOWED_SCHEMES": "http,https", "MLFLOW_WEBHOOK_ALLOW_PRIVATE_IPS": "true"}
     environment |= {"MLFLOW_WEBHOOK_CACHE_TTL": "1"}
+    # Its job runner, four more processes, has nothing to do here.
+    environment |= {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     with (folder / "mlflow.log").open("wb") as log:
         # A group of its own: the server starts workers, and all must end with the test.
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=folder, start_new_session=True)
