@@ -45,6 +45,9 @@ SAMPLES: list[Any] = [
     samples.summary().verdict.untuned,
     samples.summary().artifact,
     samples.summary().published,
+    records.KernelTime("k", "w", 2, 30.5, None),
+    records.Profile((records.KernelTime("k", "w", 2, 30.5, 28.0),), 4.0, 34.5),
+    records.Roof(1.9e11, 1.2e10, 9e10, "cpu:0-1", 2),
     BuildRequest(samples.fused(2, 2), {"w": (samples.record(1), samples.record(2))}, "/out", True),
     ExecutionRequest("/artifact", "/in.npz", 3),
 ]

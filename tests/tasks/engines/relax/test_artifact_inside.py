@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sys
+from dataclasses import replace
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -181,7 +182,8 @@ def test_a_folder_that_is_gone_is_not_run_from_memory(
     """A bisection builds many artifacts and removes each: none may be kept running."""
     place, outputs = str(folder / "again"), []
     key = conv[0].workload_key
-    wrong = tuned_record(child, key, WRONG.replace("BLOCK", "T_add"))
+    # A candidate of its own: the object of one that was built already would be linked again.
+    wrong = replace(tuned_record(child, key, WRONG.replace("BLOCK", conv[1])), candidate_key="c2")
     for best in ({}, {key: (wrong,)}):
         child.build(BuildRequest(fused, best, place, True))
         child.execute(ExecutionRequest(place, inputs, 0, str(folder / "outputs.npz")))
