@@ -1,4 +1,4 @@
-"""What the webhook receiver accepts and refuses, over HTTP; MLflow's own deliveries in tests/flows/test_reconcile.py."""
+"""What the webhook receiver accepts and refuses, over HTTP; MLflow itself delivers in tests/flows/test_reconcile.py."""
 
 from __future__ import annotations
 

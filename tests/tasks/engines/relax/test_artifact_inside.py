@@ -7,8 +7,8 @@ import os
 import re
 import shutil
 import sys
-from dataclasses import replace
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
