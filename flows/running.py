@@ -6,9 +6,11 @@ import os
 import tempfile
 import threading
 from pathlib import Path
+from typing import Protocol
 
 from rich.console import Console
 
+from flows.embedded_server import EmbeddedServer, is_configured
 from flows.parameters import TuneParameters
 from infra.object_store import open_store
 from infra.settings import settings
@@ -19,11 +21,19 @@ from tasks.records import EngineInfo, FusedModule, ModelFile, TuningSummary, Tun
 from tasks.run import close_engines, engine_for
 
 
+class _Server(Protocol):
+    def join(self) -> None: ...
+
+
 def run_in_terminal(parameters: TuneParameters, console: Console) -> TuningSummary:
     """Tune with a progress bar; the table at the end, a line of JSON last."""
+    # The server takes longest to start. A run on agents needs one that they reach too, and says so itself.
+    server: _Server | None = None
+    if not settings().scheduler and not is_configured():
+        server = EmbeddedServer()
     options = parameters.child_options(_target_of_agents(parameters, console))
     engine_for(options)
-    server = _start_prefect()
+    server = server or _start_prefect()
     _check(parameters, options)
     from flows.terminal import ProgressBar, show_summary, summary_line
     from flows.tune_model import observers, tune_model
@@ -52,7 +62,7 @@ def inspect_model(parameters: TuneParameters) -> tuple[FusedModule, tuple[Tuning
 
 
 def _start_prefect() -> threading.Thread:
-    """Bring Prefect's embedded server up while other things are done; one that is configured is left alone."""
+    """Have Prefect's client find its server, or start one as its settings say, while other things are done."""
 
     def start() -> None:
         from prefect.client.orchestration import get_client

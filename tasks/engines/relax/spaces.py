@@ -35,6 +35,8 @@ _MOST_WINDOW = 5
 _SMALL_WINDOW = 9
 #: Shares of the work that there are at least, so that no core waits long for another.
 _SHARES = 16
+#: Vectors behind the anchor that are written without a loop; a tile in registers never has as many.
+_MOST_UNROLLED = 64
 #: Below so many elementary steps a kernel is done before a second core has heard of it.
 WORTH_SHARING = 32768
 
@@ -137,13 +139,15 @@ def _has_more_weights(spatial: Sequence[int], reduction: Sequence[int]) -> bool:
 
 
 def _tile(schedule: Schedule, anchor: Anchor, lanes: int, variant: Variant) -> bool:
-    """Apply the sketch; False where the contiguous axis does not divide into vectors."""
+    """Apply the sketch; False where the contiguous axis does not divide into vectors, or the output is larger."""
     *outer, column = anchor.spatial
     spatial = [extent(schedule, loop) for loop in anchor.spatial]
     reduction = [extent(schedule, loop) for loop in anchor.reduction]
     lanes = next((n for n in (lanes, lanes // 2, 4) if spatial[-1] % n == 0), 0)
     if not lanes or not all(spatial) or not all(reduction):
         return False
+    if math.prod(extent(schedule, loop) for loop in schedule.get_loops(anchor.last)) > math.prod(spatial):
+        return False  # what is behind spreads the anchor's outputs: a tile of them would be the whole picture
     vectors, lane = schedule.split(column, [None, lanes])
     # Each share of a depthwise conv computes its own padding: with all rows in a share, once.
     tall_shares = variant.padding_inside and reduction[-1] == 1
@@ -241,12 +245,14 @@ def extent(schedule: Schedule, loop: Any) -> int:
 
 
 def _vectorise_below(schedule: Schedule, block: Any, depth: int, lanes: int, unroll: bool = True) -> None:
-    """Vectors along the last of the loops below ``depth``, the others unrolled."""
+    """Vectors along the last of the loops below ``depth``, the others unrolled where they are few."""
     loops = schedule.get_loops(block)[depth:]
     outer, lane = schedule.split(loops[-1], [None, lanes])
     schedule.vectorize(lane)
-    for loop in (*loops[:-1], outer) if unroll else ():
-        schedule.unroll(loop)
+    above = [*loops[:-1], outer]
+    if unroll and math.prod(extent(schedule, loop) for loop in above) <= _MOST_UNROLLED:
+        for loop in above:
+            schedule.unroll(loop)
 
 
 def spread(schedule: Schedule, block: Any, lanes: int) -> None:

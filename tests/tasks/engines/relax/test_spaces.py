@@ -19,7 +19,7 @@ def compare_all(folder: str) -> list[Any]:
     import tvm
 
     from tasks.engines.relax import defaults, frontend, spaces, subgraphs, targets
-    from tests.tasks.engines.relax.passes.models import MODELS
+    from tests.tasks.engines.relax.passes.models import MODELS, spread_output
 
     target = targets.to_tvm(targets.resolve("cpu", 2))
 
@@ -33,9 +33,10 @@ def compare_all(folder: str) -> list[Any]:
         return [tensor.numpy() for tensor in tensors[-count:]]
 
     found = []
-    for name in ("network", "weights_to_pack", "exponentials"):
+    made = {name: MODELS[name] for name in ("network", "weights_to_pack", "exponentials")}
+    for name, model in {**made, "spread_output": spread_output()}.items():
         path = Path(folder) / f"{name}.onnx"
-        path.write_bytes(MODELS[name].SerializeToString())
+        path.write_bytes(model.SerializeToString())
         inventory = subgraphs.take_inventory(frontend.fuse(frontend.translate(str(path))[0], target))
         for subgraph in inventory.subgraphs:
             workload = inventory.workloads[subgraph.workload_key]
@@ -66,6 +67,13 @@ def test_every_schedule_computes_what_the_naive_loops_do(kernels: list[Any]) -> 
 def test_convs_and_matmuls_have_sketches(kernels: list[Any]) -> None:
     counts = [sketches for _, operators, sketches, _ in kernels if {"conv2d", "matmul"} & set(operators)]
 
-    assert len(counts) >= 5
+    # Those whose result is spread over a picture have none: their tile would be the whole picture.
+    assert len([count for count in counts if count]) >= 5
     # Rows or columns first; a padded conv also with its padding in two places.
-    assert set(counts) == {2, 4}
+    assert set(counts) == {0, 2, 4}
+
+
+def test_a_conv_whose_result_is_spread_over_a_picture_has_no_tile(kernels: list[Any]) -> None:
+    (sketches,) = [sketches for _, operators, sketches, _ in kernels if operators == ["conv2d", "relu", "add"]]
+
+    assert sketches == 0

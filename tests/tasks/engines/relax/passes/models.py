@@ -151,6 +151,17 @@ def exponentials() -> onnx.ModelProto:
     return _model(nodes, (5, 33), {"eight": _number(8)})
 
 
+def spread_output() -> onnx.ModelProto:
+    """A 1x1 conv over one point, whose result is added to every point of a picture."""
+    nodes = [
+        helper.make_node("GlobalAveragePool", ["x"], ["mean"]),
+        helper.make_node("Conv", ["mean", "w"], ["c"]),
+        helper.make_node("Relu", ["c"], ["r"]),
+        helper.make_node("Add", ["x", "r"], ["y"]),
+    ]
+    return _model(nodes, (1, 16, 40, 40), {"w": _random(16, 16, 1, 1)})
+
+
 MODELS = {
     "clips": clips(), "arithmetic": arithmetic(), "sums": sums(), "chain": chain(),
     "scale_after": scale_after(), "scale_after_grouped": scale_after(groups=2),
