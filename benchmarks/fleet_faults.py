@@ -16,14 +16,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import boto3
 import psutil
 
 from benchmarks.kills import _write_model
 from tasks.engines.measuring.journal import read_journal
-from tasks.engines.wire import from_line
-from tasks.records import TuningRecord
-from tests.fleet.fleet import LocalFleet, local_fleet
+from tests.fleet.fleet import LocalFleet, local_fleet, stored_records
 from tests.flows.command import wait_for
 from tests.services import free_port, mlflow_server, prefect_server, s3_server
 
@@ -197,7 +194,7 @@ def _finish(scene: Faults) -> None:
 
 
 def _count(scene: Faults, s3_url: str, kinds: dict[str, int], seconds: float) -> FaultResult:
-    records = _records(s3_url)
+    records = stored_records(s3_url, _BUCKET, "store/records/")
     ids = Counter(record.record_id for record in records)
     tried = Counter((r.workload_key, r.candidate_key) for r in records if r.phase == "search")
     doubled = sum(count - 1 for counts in (ids, tried) for count in counts.values() if count > 1)
@@ -215,23 +212,6 @@ def _running_in_mlflow(url: str) -> list[str]:
     experiment = client.get_experiment_by_name("tunewright")
     found = client.search_runs([experiment.experiment_id], "attributes.status = 'RUNNING'", max_results=1000)
     return [f"MLflow: {run.info.run_name} is running" for run in found]
-
-
-def _records(s3_url: str) -> list[TuningRecord]:
-    """Every record as readers find it: parts count where no session's object holds them."""
-    client = boto3.session.Session().client("s3", endpoint_url=s3_url)
-    whole: list[TuningRecord] = []
-    parts: dict[str, TuningRecord] = {}
-    for page in client.get_paginator("list_objects_v2").paginate(Bucket=_BUCKET, Prefix="store/records/"):
-        for entry in page.get("Contents", []):
-            lines = client.get_object(Bucket=_BUCKET, Key=entry["Key"])["Body"].read().splitlines()
-            found = [from_line(TuningRecord, line) for line in lines]
-            if ".part-" in entry["Key"]:
-                parts.update((record.record_id, record) for record in found)
-            else:
-                whole += found
-    stored = {record.record_id for record in whole}
-    return whole + [record for name, record in parts.items() if name not in stored]
 
 
 @contextmanager

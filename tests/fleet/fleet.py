@@ -14,9 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import boto3
 import psutil
 
 from infra.certificates import make_certificates
+from tasks.engines.wire import from_line
+from tasks.records import TuningRecord
 from tests.flows.command import Command, wait_for
 from tests.services import free_port
 
@@ -101,6 +104,26 @@ def local_fleet(folder: Path, settings: Mapping[str, str]) -> Iterator[LocalFlee
         yield fleet
     finally:
         end_processes(list(fleet.processes.values()))
+
+
+def stored_records(s3_url: str, bucket: str, prefix: str) -> list[TuningRecord]:
+    """Every record below ``prefix``, each as often as readers would find it.
+
+    Parts count where no session's object holds their records, and then once.
+    """
+    client = boto3.session.Session().client("s3", endpoint_url=s3_url)
+    whole: list[TuningRecord] = []
+    parts: dict[str, TuningRecord] = {}
+    for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
+        for entry in page.get("Contents", []):
+            lines = client.get_object(Bucket=bucket, Key=entry["Key"])["Body"].read().splitlines()
+            found = [from_line(TuningRecord, line) for line in lines]
+            if ".part-" in entry["Key"]:
+                parts.update((record.record_id, record) for record in found)
+            else:
+                whole += found
+    stored = {record.record_id for record in whole}
+    return whole + [record for name, record in parts.items() if name not in stored]
 
 
 def end_processes(processes: list[subprocess.Popen[str]]) -> None:

@@ -10,15 +10,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import boto3
 import onnx
 import pytest
 
 from tasks.engines.measuring.device_lock import DeviceLock
 from tasks.engines.measuring.journal import read_journal
-from tasks.engines.wire import from_line
 from tasks.records import TuningRecord
-from tests.fleet.fleet import LocalFleet, local_fleet
+from tests.fleet.fleet import LocalFleet, local_fleet, stored_records
 from tests.flows.command import Command, last_json, wait_for
 from tests.models import conv_model
 
@@ -50,20 +48,8 @@ def fleet(
 
 
 def records_in(s3_url: str, fleet: LocalFleet) -> list[TuningRecord]:
-    """Every record in the store, each as often as readers would find it: parts that a session's object holds once."""
-    client = boto3.session.Session().client("s3", endpoint_url=s3_url)
-    whole: list[TuningRecord] = []
-    parts: dict[str, TuningRecord] = {}
-    for page in client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=f"{fleet.folder.name}/records/"):
-        for entry in page.get("Contents", []):
-            lines = client.get_object(Bucket=BUCKET, Key=entry["Key"])["Body"].read().splitlines()
-            found = [from_line(TuningRecord, line) for line in lines]
-            if ".part-" in entry["Key"]:
-                parts.update((record.record_id, record) for record in found)
-            else:
-                whole += found
-    stored = {record.record_id for record in whole}
-    return whole + [record for name, record in parts.items() if name not in stored]
+    """Every record in the fleet's store."""
+    return stored_records(s3_url, BUCKET, f"{fleet.folder.name}/records/")
 
 
 def save_model(fleet: LocalFleet, name: str, seed: int, size: int) -> str:

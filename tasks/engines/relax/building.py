@@ -18,10 +18,11 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.meta_schedule.trace_apply import schedule_using_anchor_trace
 
 from tasks.engines.artifact_files import digest_of, manifest_of
+from tasks.engines.failure_text import describe_failure
 from tasks.engines.interface import BuildRequest
 from tasks.engines.measuring.workshop import DEFAULT_KEY, kernel_symbol
 from tasks.engines.relax import loader
-from tasks.engines.relax.candidates import BUILD_CONFIG, describe_failure
+from tasks.engines.relax.candidates import BUILD_CONFIG
 from tasks.engines.relax.search import default_schedule, replay
 from tasks.engines.relax.sources import Winner, write_sources
 from tasks.engines.relax.subgraphs import as_workload, prim_funcs, structural_key

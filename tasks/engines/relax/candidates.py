@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tvm
@@ -70,9 +70,3 @@ def load_library(path: str) -> Any:
     if path.endswith(".o"):
         return tvm_ffi_orcjit.ExecutionSession().load_module(path)
     return tvm.runtime.load_module(path)
-
-
-def describe_failure(error: Exception) -> str:
-    """The last line that says something, which TVM's long messages end with."""
-    lines: Sequence[str] = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {(lines or ['no message'])[-1][:500]}"

@@ -10,6 +10,7 @@ import tvm
 from tvm import relax
 from tvm.relax.frontend.onnx import from_onnx, onnx_frontend
 
+from tasks.engines.failure_text import last_line
 from tasks.engines.onnx_operators import count_operators
 from tasks.engines.relax.fold_constants import fold_constants
 from tasks.engines.relax.passes import simplify
@@ -39,8 +40,7 @@ def translate(path: str) -> tuple[Any, dict[str, int]]:
     try:
         mod = from_onnx(model, sanitize_input_names=True)
     except Exception as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        reason = lines[-1] if lines else type(error).__name__
+        reason = last_line(error, type(error).__name__)
         raise ModelError(f"TVM cannot translate the model: {reason[:300]}; report it with the model") from error
     return mod, counts
 

@@ -15,6 +15,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule.trace import Trace
 from tvm.target import Target
 
+from tasks.engines.measuring.workshop import BATCH
 from tasks.engines.relax import spaces, transfer
 from tasks.engines.relax.cost_model import MIN_SAMPLES, Rows, Samples, XgbCostModel, features_of
 from tasks.engines.relax.defaults import cpu_default
@@ -28,8 +29,6 @@ _SEEDS = 64
 _FEW = 4
 #: Rounds of evolution that may bring nothing new before a task counts as exhausted.
 _EMPTY_ROUNDS = 3
-#: Candidates a round of search proposes; a session's trials are measured in such batches.
-BATCH = 16
 #: Schedules of similar workloads that a search starts from.
 _DONORS = 12
 #: Of so many candidates one is drawn from all that were proposed, however slow the model says it is.
@@ -39,8 +38,6 @@ _POOL = 48
 #: Where a transplanted schedule stands in the database that evolution starts from: behind all measured ones.
 _UNMEASURED_S = 1e3
 _ENDLESS = 10**6
-#: The candidate key of a workload's default schedule.
-DEFAULT_KEY = "default"
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import os
 import warnings
 from typing import Any
 
+from tasks.engines.failure_text import last_line
 from tasks.errors import EngineUnavailable
 
 _REMEDY = "name an interpreter whose TVM has it with TUNEWRIGHT_RELAY_PYTHON ('make relay-env' makes one)"
@@ -42,5 +43,4 @@ def import_tvm() -> Any:
 
 
 def _one_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines or [type(error).__name__])[-1][:200]
+    return last_line(error, type(error).__name__)[:200]

@@ -14,6 +14,7 @@ import tvm
 from tvm.contrib import cc
 
 from tasks.engines.artifact_files import digest_of, manifest_of
+from tasks.engines.failure_text import describe_failure
 from tasks.engines.interface import BuildRequest
 from tasks.engines.measuring.workshop import DEFAULT_KEY, kernel_symbol
 from tasks.engines.relay import loader
@@ -130,9 +131,3 @@ def _compile(material: Material, kernels: Sequence[Kernel], path: str) -> None:
         merged.update(kernel_module(kernel.func, material.target, kernel.choice, kernel_symbol(kernel.workload_key)))
     with tvm.transform.PassContext(opt_level=3, config=BUILD_CONFIG):
         tvm.build(merged, target=material.target).export_library(path)
-
-
-def describe_failure(error: Exception) -> str:
-    """The last line that says something, which TVM's long messages end with."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {(lines or ['no message'])[-1][:500]}"

@@ -10,6 +10,7 @@ import tvm
 from tvm import relay
 from tvm.relay.frontend import onnx as onnx_frontend
 
+from tasks.engines.failure_text import last_line
 from tasks.engines.onnx_operators import count_operators
 from tasks.engines.relay.fold_constants import fold_constants
 from tasks.engines.relay.layouts import BlockedLayouts, simd_lanes
@@ -46,8 +47,7 @@ def translate(path: str) -> tuple[Any, dict[str, int]]:
             mod["main"] = relay.build_module.bind_params_by_name(mod["main"], params)
         mod = relay.transform.DynamicToStatic()(mod)
     except Exception as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        reason = lines[-1] if lines else type(error).__name__
+        reason = last_line(error, type(error).__name__)
         raise ModelError(f"Relay cannot translate the model: {reason[:300]}; try the relax engine") from error
     _refuse_dynamic(mod)
     return mod, counts
