@@ -49,15 +49,18 @@ class Unattended:
         return self.states == ("COMPLETED",) and bool(self.champion) and self.source == f"models:/{_NAME}/1"
 
 
-def unattended(agents: int = 2, trials: int = 8) -> bool:
-    """Whether a registered version leads to a tuned champion without anybody's help; ``agents`` 0: no fleet."""
+def unattended(agents: int = 2, trials: int = 8) -> Unattended:
+    """What a registered version leads to without anybody's help; ``agents`` 0: no fleet.
+
+    On services of its own: a worker takes every run of its pool, whoever left it there.
+    """
     with tempfile.TemporaryDirectory() as folder, s3_server(BUCKET) as s3_url, _services(Path(folder)) as urls:
-        found = whole_path(Path(folder), {**urls, "AWS_ENDPOINT_URL": s3_url}, agents, trials)
+        found = _whole_path(Path(folder), {**urls, "AWS_ENDPOINT_URL": s3_url}, agents, trials)
     print(f"unattended: {found}", file=sys.stderr)
-    return found.ok
+    return found
 
 
-def whole_path(folder: Path, urls: Mapping[str, str], agents: int, trials: int) -> Unattended:
+def _whole_path(folder: Path, urls: Mapping[str, str], agents: int, trials: int) -> Unattended:
     """Start receiver, worker and agents on the services at ``urls``, register a model, wait for its champion."""
     from mlflow import MlflowClient
 
@@ -258,4 +261,4 @@ def _post(url: str, content: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    print(f"unattended: {unattended()}; {nightly_unchanged():.1f} s for 100 unchanged models")
+    print(f"unattended: {unattended().ok}; {nightly_unchanged():.1f} s for 100 unchanged models")

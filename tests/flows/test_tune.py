@@ -141,7 +141,9 @@ def test_prefect_shows_the_run_and_its_sessions(
     import httpx
 
     everything = httpx.post(f"{prefect_url}/flow_runs/filter", json={}).json()
-    found = [run for run in everything if run["parameters"]["parameters"]["name"] == "direction"]
+    # The server is shared: the runs of other flows are there too, with parameters of their own.
+    found = [run for run in everything if run["parameters"].get("parameters", {}).get("name") == "direction"]
+    assert found
     assert {run["state_type"] for run in found} == {"COMPLETED"}
     chosen = {"flow_runs": {"id": {"any_": [run["id"] for run in found]}}, "limit": 200}
     tasks = httpx.post(f"{prefect_url}/task_runs/filter", json=chosen).json()
