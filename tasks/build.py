@@ -8,7 +8,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from tasks.engines.interface import BuildRequest, best_first
-from tasks.records import Artifact, FusedModule
+from tasks.records import NO_SCHEDULE, Artifact, FusedModule
 from tasks.run import Progress, TuningRun, run_of
 
 
@@ -17,7 +17,9 @@ def build_untuned(run_id: str, fused: FusedModule) -> Artifact:
     """The model with every default schedule."""
     run = run_of(run_id)
     run.observer(Progress("build", message="the untuned model, to compare with"))
-    return run.engine.build(BuildRequest(fused, {}, str(run.work_dir / "untuned"), tuned=False))
+    artifact = run.engine.build(BuildRequest(fused, {}, str(run.work_dir / "untuned"), tuned=False))
+    run.notes += [f"{choice.name}: {choice.note}" for choice in artifact.choices if choice.note == NO_SCHEDULE]
+    return artifact
 
 
 @task(cache_policy=NO_CACHE)

@@ -286,6 +286,10 @@ class SessionResult:
     note: str = ""
 
 
+#: The note of a subgraph whose default schedule cannot be built.
+NO_SCHEDULE = "its default schedule cannot be built; it runs without any"
+
+
 @dataclass(frozen=True)
 class SubgraphChoice:
     """Which schedule a subgraph was built with. ``record_id`` is empty for the default schedule."""

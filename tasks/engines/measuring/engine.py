@@ -17,7 +17,7 @@ from tasks.engines.interface import ExecutionRequest
 from tasks.engines.measuring.device_lock import DeviceLock
 from tasks.engines.measuring.pipeline import Job, Outcome, Pipeline, Placement
 from tasks.engines.measuring.session import SessionRunner, Surroundings
-from tasks.engines.measuring.workshop import Workshop, build_job, built_object
+from tasks.engines.measuring.workshop import PLAIN_KEY, Workshop, build_job, built_object
 from tasks.engines.measuring.zygote import Worker, WorkerDied, WorkerError, WorkerOptions, Zygote
 from tasks.errors import EngineError, TargetError
 from tasks.records import (
@@ -56,11 +56,15 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class KernelPart:
-    """A scheduled kernel of the artifact: its names, and what a builder needs to compile it."""
+    """A scheduled kernel of the artifact: its names, and what a builder needs to compile it.
+
+    ``plain``: the same without any schedule, where a default schedule is what cannot be built.
+    """
 
     workload_key: str
     candidate_key: str
     part: Callable[[], Mapping[str, Any]]
+    plain: Callable[[], Mapping[str, Any]] | None = None
 
 
 class MeasuringEngine(ABC):
@@ -192,26 +196,38 @@ class MeasuringEngine(ABC):
         Raises EngineError.
         """
         objects: dict[str, str] = {}
+        failures = self._build_kernels([(k.workload_key, k.candidate_key, k.part) for k in kernels], objects)
+        plain = [(k.workload_key, PLAIN_KEY, k.plain) for k in kernels if k.workload_key in failures and k.plain]
+        for key, _, _ in plain:
+            del failures[key]
+        failures |= self._build_kernels(plain, objects)
+        for key, message in failures.items():
+            raise EngineError(f"the kernel {key} cannot be built: {message}")
+        return objects
+
+    def _build_kernels(
+        self, kernels: Sequence[tuple[str, str, Callable[[], Mapping[str, Any]]]], objects: dict[str, str]
+    ) -> dict[str, str]:
+        """Add the objects of ``kernels``, each its two keys and its part; why others failed, by workload key."""
         jobs = []
-        for kernel in kernels:
-            path = built_object(self._scratch, kernel.workload_key, kernel.candidate_key)
+        for workload_key, candidate_key, part in kernels:
+            path = built_object(self._scratch, workload_key, candidate_key)
             if path:
-                objects[kernel.workload_key] = path
+                objects[workload_key] = path
                 continue
-            build = build_job(kernel.part(), self._scratch, kernel.workload_key, kernel.candidate_key)
-            jobs.append(Job(kernel.workload_key, build, {}))
-        failed: list[Outcome] = []
+            build = build_job(part(), self._scratch, workload_key, candidate_key)
+            jobs.append(Job(workload_key, build, {}))
+        failures: dict[str, str] = {}
 
         def on_outcome(outcome: Outcome) -> None:
-            objects[outcome.key] = outcome.path
-            if outcome.failure is not None:
-                failed.append(outcome)
+            if outcome.failure is None:
+                objects[outcome.key] = outcome.path
+            else:
+                failures[outcome.key] = outcome.failure.message
 
         settings = self._pipeline[0] if self._pipeline else MeasureSettings()
         self._pipeline_for(settings).measure(jobs, lambda _: None, on_outcome)
-        if failed and failed[0].failure:
-            raise EngineError(f"the kernel {failed[0].key} cannot be built: {failed[0].failure.message}")
-        return objects
+        return failures
 
     def _pipeline_for(self, settings: MeasureSettings) -> Pipeline:
         if self._pipeline is None or self._pipeline[0] != settings:

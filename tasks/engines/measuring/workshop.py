@@ -15,6 +15,8 @@ from tasks.records import TuningRecord, TuningTask
 BATCH = 16
 #: The candidate key of a workload's default schedule.
 DEFAULT_KEY = "default"
+#: And of the workload as it stands, which is built where its default schedule cannot be.
+PLAIN_KEY = "plain"
 
 
 class Candidate(Protocol):
@@ -84,3 +86,8 @@ def built_object(scratch: Path, workload_key: str, candidate_key: str) -> str:
         if path.exists():
             return str(path)
     return ""
+
+
+def is_plain(path: str) -> bool:
+    """Is this the object of a workload that was built without any schedule?"""
+    return Path(path).stem.endswith(f"-{PLAIN_KEY}")

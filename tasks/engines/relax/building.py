@@ -20,14 +20,14 @@ from tvm.s_tir.meta_schedule.trace_apply import schedule_using_anchor_trace
 from tasks.engines.artifact_files import digest_of, manifest_of
 from tasks.engines.failure_text import describe_failure
 from tasks.engines.interface import BuildRequest
-from tasks.engines.measuring.workshop import DEFAULT_KEY, kernel_symbol
+from tasks.engines.measuring.workshop import DEFAULT_KEY, is_plain, kernel_symbol
 from tasks.engines.relax import loader
 from tasks.engines.relax.candidates import BUILD_CONFIG
 from tasks.engines.relax.search import default_schedule, replay
 from tasks.engines.relax.sources import Winner, write_sources
 from tasks.engines.relax.subgraphs import as_workload, prim_funcs, structural_key
 from tasks.errors import EngineError
-from tasks.records import Artifact, FusedSubgraph, SubgraphChoice, TuningRecord
+from tasks.records import NO_SCHEDULE, Artifact, FusedSubgraph, SubgraphChoice, TuningRecord
 
 #: What TVM puts before the name of a function in a library.
 _PREFIX = "__tvm_ffi_"
@@ -38,13 +38,14 @@ _NOTHING = "tunewright_nothing"
 class Kernel:
     """A scheduled subgraph: its workload and candidate keys name the object file it is compiled to.
 
-    ``trace`` is empty for the default schedule.
+    ``trace`` is empty for the default schedule; ``plain`` is then the subgraph without it.
     """
 
     workload_key: str
     candidate_key: str
     func: Any
     trace: str = ""
+    plain: Any = None
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ def build(request: BuildRequest, material: Material) -> Artifact:
         raise
     except Exception as error:
         raise EngineError(f"TVM cannot build the model: {describe_failure(error)}") from error
+    choices = tuple(_as_built(choice, compiled.objects) for choice in choices)
     shutil.copyfile(str(loader.__file__), out / "loader.py")
     manifest = {
         **manifest_of(request, choices),
@@ -110,9 +112,16 @@ def _choose_kernels(request: BuildRequest, material: Material) -> tuple[dict[str
             candidate = choices[key].candidate_key or DEFAULT_KEY
             if request.fused.granularity == "operator" and candidate != DEFAULT_KEY:
                 candidate = f"anchor-{candidate}"  # the trace of another workload makes another kernel
-            scheduled[key] = Kernel(key, candidate, body, trace)
+            plain = material.workloads[key]["main"] if candidate == DEFAULT_KEY else None
+            scheduled[key] = Kernel(key, candidate, body, trace, plain)
         kernels[name] = scheduled[key]
     return kernels, tuple(choices.values())
+
+
+def _as_built(choice: SubgraphChoice, objects: Mapping[str, str]) -> SubgraphChoice:
+    """The choice, and that no schedule could be built where that is so."""
+    plain = is_plain(objects.get(choice.workload_key, ""))
+    return dataclasses.replace(choice, note=NO_SCHEDULE) if plain else choice
 
 
 def _winners(

@@ -62,12 +62,14 @@ class RelaxEngine(MeasuringEngine):
 
     def _compile(self, kernels: Sequence[building.Kernel]) -> dict[str, str]:
         """Object files by workload key."""
-        return self._compile_kernels(
-            [
-                KernelPart(k.workload_key, k.candidate_key, lambda k=k: self._workloads.part(k.func))  # type: ignore[misc]
-                for k in kernels
-            ]
-        )
+
+        def kernel_part(kernel: building.Kernel) -> KernelPart:
+            plain = None if kernel.plain is None else lambda: self._workloads.part(kernel.plain)
+            return KernelPart(
+                kernel.workload_key, kernel.candidate_key, lambda: self._workloads.part(kernel.func), plain
+            )
+
+        return self._compile_kernels([kernel_part(kernel) for kernel in kernels])
 
     def _translated(self, model: ModelFile) -> tuple[Any, dict[str, int]]:
         """The imported module and how often it has each operator."""

@@ -70,6 +70,8 @@ class TaskSearch:
         self._database = ms.database.MemoryDatabase()
         self._workload = self._database.commit_workload(self.mod)
         self._sketches = spaces.register_tiles(self.mod, target) if target.kind.name == "llvm" else []
+        #: The sketches that are not the default schedule, by candidate key.
+        self._variants = {structural_key(sketch.mod): self._measure(sketch) for sketch in self._sketches[:-1]}
         self._spaces: list[Any] | None = None
         self._spaces_are_all = False
         self._pool: dict[str, Any] = {}
@@ -102,8 +104,7 @@ class TaskSearch:
         if record.latency_us is not None and record.schedule:
             self._samples.add_schedule(self.task.workload_key, record.latency_us, record.schedule)
         if not self._samples.has(self.task.workload_key, record.candidate_key):
-            measure = ms.MeasureCandidate(schedule, ms.arg_info.ArgInfo.from_entry_func(self.mod, True))
-            rows = features_of(self._model.extractor, context, [measure])[0]
+            rows = features_of(self._model.extractor, context, [self._measure(schedule)])[0]
             self._add_sample(record.candidate_key, rows, record.latency_us)
         self.best_us = min(self.best_us, record.latency_us or math.inf)
 
@@ -115,6 +116,7 @@ class TaskSearch:
         context = self._searching(seed)
         index, slices = self.part
         mine: list[str] = []
+        self._fill_pool(self._variants.values())
         # Of a slice each round brings only its share; a whole space is content with any candidate.
         for _ in range(_EMPTY_ROUNDS * slices):
             self._fill_pool(context.generate_measure_candidates() or [])
@@ -127,6 +129,9 @@ class TaskSearch:
         self.exhausted = slices == 1
         return []
 
+    def _measure(self, schedule: Any) -> Any:
+        return ms.MeasureCandidate(schedule, ms.arg_info.ArgInfo.from_entry_func(self.mod, True))
+
     def _fill_pool(self, measures: Iterable[Any]) -> None:
         for measure in measures:
             key = structural_key(measure.sch.mod)
@@ -134,13 +139,18 @@ class TaskSearch:
                 self._pool.setdefault(key, measure)
 
     def _pick(self, context: Any, keys: list[str], count: int) -> list[Candidate]:
-        """Take ``count`` of ``keys`` out of the pool, the best predicted first and a few by chance."""
+        """Take ``count`` of ``keys`` out of the pool, the best predicted first and a few by chance.
+
+        Before all others come the sketches as they stand: each is a kernel that a person would write, they
+        are few, and a model that knows other workloads best would rank them somewhere among hundreds.
+        """
         predicted = dict(zip(keys, self._predict(context, [self._pool[key] for key in keys]), strict=True))
         if self._model.booster is not None:
             keys.sort(key=lambda key: predicted[key] or math.inf)
             chance = self._model.random.permutation(keys[count:])[: count // _EXPLORE_EVERY]
             first = keys[: count - len(chance)] + [str(key) for key in chance]
             keys = first + [key for key in keys if key not in first]
+        keys.sort(key=lambda key: key not in self._variants)
         picked = {key: self._pool[key] for key in keys[:count]}
         self._measured.update(picked)
         rest = [key for key in (*keys, *self._pool) if key not in self._measured]
@@ -178,7 +188,7 @@ class TaskSearch:
             trace = transfer.transplant(sketch, donor)
             schedule = transfer.scheduled(self.mod, trace, context.space_generator.postprocs)
             if schedule is not None:
-                self._fill_pool([ms.MeasureCandidate(schedule, ms.arg_info.ArgInfo.from_entry_func(self.mod, True))])
+                self._fill_pool([self._measure(schedule)])
                 self._commit(schedule.trace, _UNMEASURED_S * 1e6)
 
     def _context(self, population: int, generations: int, seed: int) -> Any:
