@@ -23,7 +23,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Python writes those that are imported.
 PIP_INSTALL := $(BIN)/python -m pip install -qq --no-compile
 
-.PHONY: help venv relay-python relay-env demo ui check test bench-measure bench-tracking bench-fleet granularity clean
+.PHONY: help venv relay-python relay-env demo ui check test bench-measure bench-tracking bench-fleet bench-latency granularity clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 22
@@ -88,6 +88,10 @@ bench-tracking: .venv/.ready ## MLflow under load, killed and filled again (docs
 
 bench-fleet: .venv/.ready ## the fleet unattended, under faults, with 64 simulated devices, a quiet night (docs/fleet.md); last line JSON
 	@$(BIN)/python -m benchmarks.fleet $(BENCH)
+
+bench-latency: .venv/.ready ## latency against onnxruntime and OpenVINO, seven models (docs/latency.md); the last line is JSON
+	@$(BIN)/python -c 'import openvino' 2>/dev/null || $(PIP_INSTALL) --no-deps openvino==2026.4.1 || echo "without OpenVINO" >&2
+	@$(BIN)/python -m benchmarks.latency $(BENCH)
 
 granularity: .venv/.ready .venv-relay/.ready ## the experiment of TVM's RFC 64 on both engines, hours; writes its page; the last line is JSON
 	@$(BIN)/python -m benchmarks.granularity $(BENCH)

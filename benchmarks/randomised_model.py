@@ -1,0 +1,54 @@
+"""The light ONNX models with weights that are not all 0.02: seeded, of the size that training gives.
+
+A model whose weights are one constant computes the same number everywhere, so that no wrong kernel shows,
+and may be folded away.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import numpy_helper
+
+#: Inputs of BatchNormalization that are near one: scale and variance.
+_NEAR_ONE = (1, 4)
+
+
+def randomise(source: Path, path: Path, seed: int = 0) -> Path:
+    """Write the model at ``source`` to ``path``, every ConstantOfShape replaced by seeded numbers."""
+    model = onnx.load(str(source))
+    graph = model.graph
+    shapes = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    factors = _factors(graph)
+    generator = np.random.default_rng(seed)
+    rest = []
+    for node in graph.node:
+        if node.op_type == "ConstantOfShape" and node.input[0] in shapes:
+            weight = _numbers(generator, tuple(int(n) for n in shapes[node.input[0]]), node.output[0] in factors)
+            graph.initializer.append(numpy_helper.from_array(weight, node.output[0]))
+        else:
+            rest.append(node)
+    del graph.node[:]
+    graph.node.extend(rest)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    onnx.save(model, str(path))
+    return path
+
+
+def _numbers(generator: np.random.Generator, shape: tuple[int, ...], factor: bool) -> npt.NDArray[np.float32]:
+    """Weights that keep the size of what passes through; a factor or a variance is near one."""
+    if factor:
+        return generator.uniform(0.5, 1.5, shape).astype(np.float32)
+    scale = np.sqrt(2.0 / np.prod(shape[1:])) if len(shape) > 1 else 0.1
+    return (scale * generator.standard_normal(shape)).astype(np.float32)
+
+
+def _factors(graph: onnx.GraphProto) -> set[str]:
+    """The values that something is multiplied by or normalised with, however they are reshaped before."""
+    found = {node.input[i] for node in graph.node if node.op_type == "BatchNormalization" for i in _NEAR_ONE}
+    found |= {name for node in graph.node if node.op_type == "Mul" for name in node.input}
+    found |= {node.input[0] for node in graph.node if node.op_type == "Unsqueeze" and node.output[0] in found}
+    return found
