@@ -91,7 +91,9 @@ def _simulated(arguments: argparse.Namespace) -> tuple[list[Row], dict[str, Any]
     for each in found:
         efficiency = each.trials_per_s / each.agents / one
         text = f"{each.trials_per_s:.1f} trials a second, {efficiency:.2f} of linear, {each.busy:.0%} of the cores busy"
+        gaps = "{:.1f} s (95%: {:.1f} s)".format(*each.gaps_s)
         rows.append((f"{each.agents} simulated devices", f"{text}, {each.doubled} measured twice"))
+        rows.append((f"{each.agents} devices, from a session's end to the next trial", gaps))
         if f"efficiency_{each.agents}" in KEYS:
             values[f"efficiency_{each.agents}"] = round(efficiency, 3)
     return rows, values

@@ -8,12 +8,15 @@ have their own.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -35,12 +38,17 @@ _START_S = 300.0
 
 @dataclass(frozen=True)
 class Throughput:
-    """Trials a second of ``agents`` devices, and the share of this machine's cores that all of it took."""
+    """Trials a second of ``agents`` devices, and the share of this machine's cores that all of it took.
+
+    ``gaps_s``: the median and the 95th percentile of what lay between a session's last trial and the next
+    session's first on the same device, its search of ``SEARCH_S`` included.
+    """
 
     agents: int
     trials_per_s: float
     busy: float
     doubled: int
+    gaps_s: tuple[float, float]
 
 
 def throughputs(counts: Sequence[int], seconds: float) -> list[Throughput]:
@@ -175,9 +183,24 @@ def run_once(agents: int, seconds: float) -> Throughput:
         stored = [record for found in run.records.load().values() for record in found]
         distinct = {record.candidate_key for record in stored if record.phase == "search"}
         fleet.close()
-        return Throughput(agents, len(measured) / elapsed, busy, len(measured) - len(distinct))
+        doubled = len(measured) - len(distinct)
+        return Throughput(agents, len(measured) / elapsed, busy, doubled, _gaps_s(measured))
 
     return simulated()
+
+
+def _gaps_s(records: Sequence[TuningRecord]) -> tuple[float, float]:
+    """Median and 95th percentile; of none at all, zeros."""
+    by_device: dict[str, list[TuningRecord]] = defaultdict(list)
+    for record in sorted(records, key=lambda record: record.started_at):
+        by_device[record.device].append(record)
+    gaps = sorted(
+        after.started_at - before.started_at - before.measurement.run_s
+        for of_device in by_device.values()
+        for before, after in itertools.pairwise(of_device)
+        if before.session_id != after.session_id and before.measurement
+    )
+    return (statistics.median(gaps), gaps[int(0.95 * (len(gaps) - 1))]) if gaps else (0.0, 0.0)
 
 
 def _made_up(number: int) -> TuningTask:

@@ -67,14 +67,14 @@ class Simulated:
         key = f"{self._dice.getrandbits(64):016x}"
         emit("trial", {"candidate_key": key, "workload_key": task.workload_key, "trial": number, "trace": "[]",
                        "phase": session.phase, "task_name": task.name})  # fmt: skip
-        seconds = self._dice.choice(TRIAL_S)
+        started, seconds = time.time(), self._dice.choice(TRIAL_S)
         time.sleep(seconds)
         latency_us = best_us * self._dice.uniform(1.0, 2.0)
         return TuningRecord(
             record_id=short_hash(session.session_id, task.workload_key, key, session.phase), run_id=session.run_id,
             session_id=session.session_id, engine=INFO.engine, tvm_version=INFO.tvm_version,
             target_key=INFO.target.key, workload_key=task.workload_key, task_name=task.name, candidate_key=key,
-            trial=number, phase=session.phase, schedule="[]", started_at=time.time(), device=self._device,
+            trial=number, phase=session.phase, schedule="[]", started_at=started, device=self._device,
             host="simulated", measurement=Measurement((latency_us,) * 5, session.settings, 0.1, seconds),
         )  # fmt: skip
 
