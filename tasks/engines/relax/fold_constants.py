@@ -40,7 +40,18 @@ def _evaluators() -> dict[str, Callable[..., Any]]:
     )
     table["relax.where"] = lambda _, condition, x, y: np.where(condition, x, y)
     table["relax.astype"] = lambda call, x: x.astype(str(call.ty.dtype))
+    table["relax.dequantize"] = _dequantise
     return table
+
+
+def _dequantise(call: Any, x: Any, scale: Any, zero: Any) -> Any:
+    shape = [1] * x.ndim
+    if scale.size > 1:
+        shape[int(call.attrs.axis)] = -1
+    else:
+        shape = []
+    zero = zero.reshape(shape if zero.size > 1 else [])
+    return (x.astype(np.int64) - zero.astype(np.int64)).astype(np.float32) * scale.reshape(shape).astype(np.float32)
 
 
 @mutator

@@ -13,8 +13,10 @@ from tvm.relax.frontend.onnx import from_onnx, onnx_frontend
 from tasks.engines.failure_text import last_line
 from tasks.engines.onnx_operators import count_operators
 from tasks.engines.relax.fold_constants import fold_constants
+from tasks.engines.relax.int16_dots import has_int16_dots
 from tasks.engines.relax.passes import simplify
 from tasks.engines.relax.passes.channels_last import channels_last
+from tasks.engines.relax.passes.integer_kernels import integer_kernels
 from tasks.engines.relax.passes.packed_weights import packed_weights
 from tasks.engines.relax.passes.vector_exp import vector_exp
 from tasks.engines.relax.spaces import lanes_of
@@ -49,7 +51,10 @@ def fuse(mod: Any, target: Any) -> Fused:
     """Optimise, lower to TIR and fuse for ``target`` (a tvm Target)."""
     transform = relax.transform
     before = [transform.DecomposeOpsForInference(), transform.CanonicalizeBindings()]
-    mod = simplify(fold_constants(tvm.transform.Sequential(before)(mod)))
+    mod = tvm.transform.Sequential(before)(mod)
+    if has_int16_dots(target):
+        mod, _ = integer_kernels(mod)
+    mod = simplify(fold_constants(mod))
     if str(target.kind.name) == "llvm":
         mod, _ = channels_last(mod)
         mod, _ = packed_weights(mod, lanes_of(target))

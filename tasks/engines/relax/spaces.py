@@ -19,6 +19,8 @@ import tvm
 from tvm.s_tir import Schedule
 from tvm.target import Target, codegen
 
+from tasks.engines.relax import int16_dots
+
 #: Rows and vectors of a tile of accumulators: with more, they leave the registers.
 _MOST_ROWS = 14
 _MOST_VECTORS = 4
@@ -142,7 +144,10 @@ def _tile(schedule: Schedule, anchor: Anchor, lanes: int, variant: Variant) -> b
     """Apply the sketch; False where the contiguous axis does not divide into vectors, or the output is larger."""
     *outer, column = anchor.spatial
     spatial = [extent(schedule, loop) for loop in anchor.spatial]
-    reduction = [extent(schedule, loop) for loop in anchor.reduction]
+    paired = int16_dots.is_paired(schedule, anchor.block)
+    terms = anchor.reduction[:-1] if paired else anchor.reduction
+    reduction = [extent(schedule, loop) for loop in terms]
+    lanes = int16_dots.LANES if paired else lanes
     lanes = next((n for n in (lanes, lanes // 2, 4) if spatial[-1] % n == 0), 0)
     if not lanes or not all(spatial) or not all(reduction):
         return False
@@ -152,12 +157,13 @@ def _tile(schedule: Schedule, anchor: Anchor, lanes: int, variant: Variant) -> b
     # Each share of a depthwise conv computes its own padding: with all rows in a share, once.
     tall_shares = variant.padding_inside and reduction[-1] == 1
     tiles = _spatial_tiles(schedule, [*outer, vectors], lanes, tall_shares)
-    steps = _reduction_steps(schedule, anchor.reduction)
+    steps = _reduction_steps(schedule, terms)
     first, second, inner = ([tile[place] for tile in tiles] for place in range(3))
     if _has_more_weights(spatial, reduction) != variant.turned:
         # All rows meet some of the columns before the next ones are read.
         first = [first[-1], *first[:-1]]
-    schedule.reorder(*first, *second, *[step[0] for step in steps], *[step[1] for step in steps], *inner, lane)
+    pair = anchor.reduction[len(terms) :]
+    schedule.reorder(*first, *second, *[step[0] for step in steps], *[step[1] for step in steps], *inner, lane, *pair)
     shared = schedule.fuse(*first)
     if math.prod(spatial) * math.prod(reduction) >= WORTH_SHARING:
         schedule.parallel(shared)
@@ -165,14 +171,18 @@ def _tile(schedule: Schedule, anchor: Anchor, lanes: int, variant: Variant) -> b
     _vectorise_below(schedule, anchor.last, len(second) + 1, lanes)
     for loop in (*[step[1] for step in steps], *inner):
         schedule.unroll(loop)
-    schedule.vectorize(lane)
+    if not paired:
+        schedule.vectorize(lane)
     for block in anchor.before:
         if variant.padding_inside:
             schedule.compute_at(block, shared, preserve_unit_loops=True)
             _vectorise_below(schedule, block, 1, lanes, unroll=False)
         else:
             spread(schedule, block, lanes)
-    schedule.decompose_reduction(anchor.block, steps[0][0])
+    zeros = schedule.decompose_reduction(anchor.block, steps[0][0])
+    if paired:
+        schedule.vectorize(schedule.get_loops(zeros)[-1])
+        int16_dots.tensorise(schedule, lane)
     return True
 
 

@@ -29,6 +29,8 @@ _UNARY = (
     "nn.silu",
     "nn.leakyrelu",
     "erf",
+    "astype",
+    "round",
 )
 _BINARY = ("add", "multiply", "subtract", "divide", "maximum", "minimum", "power")
 _POOLS = ("nn.max_pool2d", "nn.avg_pool2d", "nn.adaptive_avg_pool2d")

@@ -7,18 +7,35 @@ packed weights, and the packing itself is done once, here.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from tvm import relax, te, topi
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tasks.engines.relax.int16_dots import LANES, PAIR, PAIRED
 from tasks.engines.relax.passes.rewriting import Array, View, constant_like, operator_of
 
 #: What TVM calls an operator that elementwise ones can be fused behind.
 _FUSABLE = 4
 #: Columns of a matmul that does not divide into vectors are filled up where there are at least so many.
 _WORTH_FILLING = 64
+
+
+@dataclass(frozen=True)
+class Window:
+    """How a conv's window moves; padding as (top, left, bottom, right)."""
+
+    strides: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    def outputs(self, padded: Any, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of the result, for data that is padded already and a window of this size."""
+        (sy, sx), (dy, dx) = self.strides, self.dilation
+        _, rows, columns, _ = (int(size) for size in padded.shape)
+        return (rows - (height - 1) * dy - 1) // sy + 1, (columns - (width - 1) * dx - 1) // sx + 1
 
 
 def packed_weights(mod: Any, lanes: int) -> tuple[Any, int]:
@@ -42,27 +59,34 @@ class _Packer(PyExprMutator):  # type: ignore[misc]
         name = operator_of(call)
         weights = self._view.constant(call.args[1]) if name in ("nn.conv2d", "matmul") else None
         call = self.visit_expr_post_order(call)
-        if weights is None or weights.dtype != np.float32:
+        if weights is None or weights.dtype not in (np.float32, np.int16):
             return call
+        paired = weights.dtype == np.int16
         block = self._block(weights.shape[-1])
+        if paired and block % LANES:
+            return call
         if name == "nn.conv2d":
             attrs = call.attrs
             plain = (attrs.data_layout, attrs.kernel_layout) == ("NHWC", "HWIO") and int(attrs.groups) == 1
             if not plain or weights.shape[-1] % block or weights.shape[2] == 1:
                 return call
-            return self._call(
-                _conv, call, pack(weights, block), list(attrs.strides), list(attrs.padding), list(attrs.dilation)
-            )
+            packed = pack_pairs(weights, block) if paired else pack(weights, block)
+            steps = (attrs.strides, attrs.padding, attrs.dilation)
+            window = Window(*(tuple(int(size) for size in sizes) for sizes in steps))
+            return self._call(_paired_conv if paired else _conv, call, packed, window)
         if weights.ndim != 2 or (weights.shape[1] % block and weights.shape[1] < _WORTH_FILLING):
             return call
+        if paired:
+            return self._call(_paired_matmul, call, pack_pairs(weights, block), weights.shape[1])
         return self._call(_matmul, call, pack(weights, block), weights.shape[1])
 
     def _call(self, compute: Any, call: Any, weights: Array, *rest: Any) -> Any:
         self.packed += 1
         name = operator_of(call).removeprefix("nn.")
         made = self.builder_.call_te(
-            compute, call.args[0], constant_like(weights, weights), *rest, primfunc_name_hint=name
-        )
+            lambda data, packed: compute(data, packed, *rest),
+            call.args[0], constant_like(weights, weights), primfunc_name_hint=name,
+        )  # fmt: skip
         var = made.args[0]
         func = self.builder_.get()[var].with_attr("op_pattern", _FUSABLE)
         self.builder_.update_func(var, func)
@@ -82,25 +106,58 @@ def pack(weights: Array, block: int) -> Array:
     return np.ascontiguousarray(np.moveaxis(blocks, -2, 0))
 
 
-def _conv(data: Any, weights: Any, strides: list[int], padding: list[int], dilation: list[int]) -> Any:
+def pack_pairs(weights: Array, block: int) -> Array:
+    """``weights`` (..., inputs, columns) as (columns / block, ..., inputs / 2, block, 2), inputs filled up."""
+    missing = -weights.shape[-2] % PAIR
+    even = np.pad(weights, [(0, 0)] * (weights.ndim - 2) + [(0, missing), (0, 0)])
+    packed = pack(even, block)
+    pairs = packed.reshape(*packed.shape[:-2], -1, PAIR, block)
+    return np.ascontiguousarray(np.swapaxes(pairs, -1, -2))
+
+
+def _conv(data: Any, weights: Any, window: Window) -> Any:
     blocks, height, width, channels, block = (int(size) for size in weights.shape)
-    top, left, bottom, right = (int(size) for size in padding)
-    n, rows, columns, _ = data.shape
-    if any((top, left, bottom, right)):
-        data = topi.nn.pad(data, [0, top, left, 0], [0, bottom, right, 0], name="pad_temp")
-    sy, sx, dy, dx = (int(step) for step in (*strides, *dilation))
-    high = (int(rows) + top + bottom - (height - 1) * dy - 1) // sy + 1
-    wide = (int(columns) + left + right - (width - 1) * dx - 1) // sx + 1
+    data = _padded(data, window, channels)
+    high, wide = window.outputs(data, height, width)
+    (sy, sx), (dy, dx) = window.strides, window.dilation
     ry, rx = te.reduce_axis((0, height), "ry"), te.reduce_axis((0, width), "rx")
     rc = te.reduce_axis((0, channels), "rc")
     return te.compute(
-        (int(n), high, wide, blocks * block),
+        (int(data.shape[0]), high, wide, blocks * block),
         lambda b, y, x, f: te.sum(
             data[b, y * sy + ry * dy, x * sx + rx * dx, rc] * weights[f // block, ry, rx, rc, f % block],
             axis=[ry, rx, rc],
         ),
         name="conv2d",
     )
+
+
+def _paired_conv(data: Any, weights: Any, window: Window) -> Any:
+    blocks, height, width, pairs, block, _ = (int(size) for size in weights.shape)
+    data = _padded(data, window, pairs * PAIR)
+    high, wide = window.outputs(data, height, width)
+    (sy, sx), (dy, dx) = window.strides, window.dilation
+    ry, rx = te.reduce_axis((0, height), "ry"), te.reduce_axis((0, width), "rx")
+    rc, rp = te.reduce_axis((0, pairs), "rc"), te.reduce_axis((0, PAIR), "rp")
+    return te.compute(
+        (int(data.shape[0]), high, wide, blocks * block),
+        lambda b, y, x, f: te.sum(
+            data[b, y * sy + ry * dy, x * sx + rx * dx, rc * PAIR + rp].astype("int32")
+            * weights[f // block, ry, rx, rc, f % block, rp].astype("int32"),
+            axis=[ry, rx, rc, rp],
+        ),
+        name="conv2d",
+        attrs={PAIRED: True},
+    )
+
+
+def _padded(data: Any, window: Window, channels: int) -> Any:
+    """``data`` with its padding, and with so many channels."""
+    top, left, bottom, right = window.padding
+    missing = channels - int(data.shape[3])
+    if not any((top, left, bottom, right, missing)):
+        return data
+    return topi.nn.pad(data, [0, top, left, 0], [0, bottom, right, missing], name="pad_temp")
 
 
 def _matmul(data: Any, weights: Any, columns: int) -> Any:
@@ -112,6 +169,30 @@ def _matmul(data: Any, weights: Any, columns: int) -> Any:
         lambda *at: te.sum(data[(*at[:-1], k)] * weights[at[-1] // block, k, at[-1] % block], axis=[k]),
         name="matmul",
     )
-    if blocks * block == columns:
+    return _columns(product, columns)
+
+
+def _paired_matmul(data: Any, weights: Any, columns: int) -> Any:
+    blocks, pairs, block, _ = (int(size) for size in weights.shape)
+    *outer, depth = [int(size) for size in data.shape]
+    if depth % PAIR:
+        data = topi.nn.pad(data, [0] * (len(outer) + 1), [0] * len(outer) + [1], name="pad_temp")
+    k, p = te.reduce_axis((0, pairs), "k"), te.reduce_axis((0, PAIR), "p")
+    product = te.compute(
+        (*outer, blocks * block),
+        lambda *at: te.sum(
+            data[(*at[:-1], k * PAIR + p)].astype("int32")
+            * weights[at[-1] // block, k, at[-1] % block, p].astype("int32"),
+            axis=[k, p],
+        ),
+        name="matmul",
+        attrs={PAIRED: True},
+    )
+    return _columns(product, columns)
+
+
+def _columns(product: Any, columns: int) -> Any:
+    """``product`` without what its columns were filled up with."""
+    if int(product.shape[-1]) == columns:
         return product
-    return te.compute((*outer, columns), lambda *at: product[at], name="columns")
+    return te.compute((*product.shape[:-1], columns), lambda *at: product[at], name="columns")
