@@ -20,6 +20,8 @@ from tasks.records import MeasureSettings
 
 #: A candidate slower than the best by this factor in its first repeat is not repeated.
 _LOST_RATIO = 1.5
+#: What is copied to flush the cache of a device that does not say how large it is; no GPU has more today.
+_FLUSH_BYTES = 256 << 20
 
 
 class Runtime(Protocol):
@@ -149,6 +151,15 @@ class Runner:
             number=settings.number,
             repeat=settings.repeat,
             min_repeat_ms=settings.min_repeat_ms,
-            f_preproc="cache_flush_cpu_non_first_arg" if settings.flush_cache else "",
+            **self._flushing(settings),
         )
         return [float(seconds) * 1e6 for seconds in evaluator(*task.tensors).results]
+
+    def _flushing(self, settings: MeasureSettings) -> dict[str, Any]:
+        """What has TVM's evaluator flush the cache before each repeat; a GPU's is overwritten by a copy."""
+        if not settings.flush_cache:
+            return {}
+        if self._on_cpu:
+            return {"f_preproc": "cache_flush_cpu_non_first_arg"}
+        size_bytes = getattr(self._device, "l2_cache_size_bytes", None)
+        return {"cache_flush_bytes": 2 * int(size_bytes) if size_bytes else _FLUSH_BYTES}

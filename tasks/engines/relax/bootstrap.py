@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
+import os
+import shutil
 import sys
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+#: Where CUDA's tools are when nobody has put them on the path.
+_CUDA_TOOLS = "/usr/local/cuda/bin"
 
 
 def import_tvm(kind: str) -> None:
@@ -25,12 +32,39 @@ def import_tvm(kind: str) -> None:
     sys.modules[name] = package
     tvm.s_tir.tensor_intrin = package
     needed = ["x86", "arm_cpu"] if kind == "llvm" else [kind, "x86"]
+    if kind == "cuda":
+        choose_cuda_compiler()
     with _cheap_stacks():
         for part in needed:
             try:
                 importlib.import_module(f"{name}.{part}")
             except ModuleNotFoundError:
                 continue  # most kinds have no intrinsics
+
+
+def choose_cuda_compiler() -> str:
+    """``nvrtc`` or ``nvcc``, as TVM will find it in the environment; empty where this machine has neither.
+
+    TVM's default is NVRTC through the package cuda-bindings, and without that package every build fails,
+    though nvcc is there. What the environment names already stays.
+    """
+    chosen = os.environ.get("TVM_CUDA_COMPILE_MODE", "")
+    if not chosen and _has_nvrtc():
+        chosen = "nvrtc"
+    if chosen != "nvrtc" and shutil.which("nvcc") is None and Path(_CUDA_TOOLS, "nvcc").exists():
+        os.environ["PATH"] = f"{os.environ.get('PATH', '')}:{_CUDA_TOOLS}"
+    if not chosen and shutil.which("nvcc"):
+        chosen = "nvcc"
+    if chosen:
+        os.environ["TVM_CUDA_COMPILE_MODE"] = chosen
+    return chosen
+
+
+def _has_nvrtc() -> bool:
+    try:
+        return importlib.util.find_spec("cuda.bindings.nvrtc") is not None
+    except ModuleNotFoundError:
+        return False
 
 
 @contextmanager

@@ -190,7 +190,8 @@ def _compile(material: Material, kernels: Mapping[str, Kernel], path: str) -> _C
     )
     with tvm.transform.PassContext(opt_level=3, config=BUILD_CONFIG):
         if material.compile_kernels is None:
-            executable = relax.build(mod, target=target, relax_pipeline=lower)
+            with target:  # CUDA's compiler is called for the architecture of the current target
+                executable = relax.build(mod, target=target, relax_pipeline=lower)
             executable.export_library(path)
             return _Compiled({}, executable.mod)
         distinct = {kernel.workload_key: kernel for kernel in kernels.values()}

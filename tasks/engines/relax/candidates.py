@@ -31,7 +31,8 @@ def make_builder(options: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], An
         mod = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(tvm.ir.load_json(job["mod"]))
         symbol = job["symbol"]
         mod = tvm.IRModule({symbol: mod["main"].with_attr("global_symbol", symbol)})
-        with tvm.transform.PassContext(opt_level=3, config=BUILD_CONFIG):
+        # In its scope: CUDA's compiler is called for the architecture of the current target.
+        with target, tvm.transform.PassContext(opt_level=3, config=BUILD_CONFIG):
             library = tvm.tirx.build(mod, target=target)
         if target.kind.name == "llvm" and tvm_ffi_orcjit is not None:
             path = job["stem"] + ".o"

@@ -8,6 +8,7 @@ from typing import Any
 import tvm
 from tvm.target import codegen
 
+from tasks.engines.relax.bootstrap import choose_cuda_compiler
 from tasks.errors import TargetError
 from tasks.records import Target, short_hash
 
@@ -74,7 +75,17 @@ def _config_of(text: str, threads: int) -> dict[str, Any]:
 
 
 def _cuda_arch() -> str:
-    """The compute architecture of the first GPU. Raises TargetError where there is none."""
+    """The compute architecture of the first GPU. Raises TargetError where there is none, or no compiler for it."""
+    if not tvm.runtime.enabled("cuda"):
+        raise TargetError(
+            "TVM's CUDA runtime cannot be loaded here: it needs libcuda.so.1, which comes with the driver, and "
+            "libcudart.so.13 of CUDA 13 on the library path (LD_LIBRARY_PATH). Or name the "
+            'architecture to compile for another machine: \'{"kind": "cuda", "arch": "sm_90"}\''
+        )
+    if not choose_cuda_compiler():
+        raise TargetError(
+            "nothing compiles CUDA here: put nvcc of CUDA 12 or later on the path, or install the package cuda-bindings"
+        )
     device = tvm.cuda(0)
     if not device.exist:
         raise TargetError(
