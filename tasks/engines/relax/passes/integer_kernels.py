@@ -22,6 +22,8 @@ _MOST_TERMS = (2**31 - 1) // 255**2
 #: A bias is quantised with the product of the scales of data and weights; float32 rounds that.
 _SAME_SCALE = 1e-5
 _WEIGHTED = ("nn.conv2d", "matmul")
+#: What leaves each number as it is.
+_KEEPING = ("nn.max_pool2d", "reshape", "permute_dims")
 
 
 def integer_kernels(mod: Any) -> tuple[Any, int]:
@@ -118,22 +120,22 @@ def _tensor(call: Any, view: View) -> Any:
         return None
     if name == "dequantize":
         return relax.op.multiply(relax.op.astype(distance(this), "float32"), relax.const(this.scale, "float32"))
-    pooled = _pooled(this, view)
-    if pooled is not None:
-        return this.quantised(pooled)
+    kept = _kept(this, view)
+    if kept is not None:
+        return this.quantised(kept)
     limits = np.iinfo(this.dtype)
     rounded = relax.op.round(relax.op.divide(this.tensor, relax.const(this.scale, "float32")))
     clipped = relax.op.clip(rounded, float(limits.min - this.zero), float(limits.max - this.zero))
     return this.quantised(relax.op.astype(clipped, "int16"))
 
 
-def _pooled(this: Scaled, view: View) -> Any:
-    """A maximum is one of its terms: quantised as they are, it needs no float."""
-    pool = view.sole_call(this.tensor, "nn.max_pool2d")
-    source = None if pool is None else scaled(view.call(pool.args[0], "dequantize"), view)
-    if pool is None or source is None or not source.same(this):
+def _kept(this: Scaled, view: View) -> Any:
+    """Numbers that were quantised alike before they were moved, or the largest chosen, need no float for it."""
+    moved = view.sole_call(this.tensor, *_KEEPING)
+    source = None if moved is None else scaled(view.call(moved.args[0], "dequantize"), view)
+    if moved is None or source is None or not source.same(this):
         return None
-    return relax.Call(pool.op, [distance(source)], pool.attrs, pool.ty_args)
+    return relax.Call(moved.op, [distance(source), *moved.args[1:]], moved.attrs, moved.ty_args)
 
 
 def _cancel(call: Any, view: View) -> Any:
