@@ -148,7 +148,8 @@ def _tile(schedule: Schedule, anchor: Anchor, lanes: int, variant: Variant) -> b
     terms = anchor.reduction[:-1] if paired else anchor.reduction
     reduction = [extent(schedule, loop) for loop in terms]
     lanes = int16_dots.LANES if paired else lanes
-    lanes = next((n for n in (lanes, lanes // 2, 4) if spatial[-1] % n == 0), 0)
+    whole = math.gcd(spatial[-1], *_divisors_of_column(schedule, anchor.block))
+    lanes = next((n for n in (lanes, lanes // 2, 4) if whole % n == 0), 0)
     if not lanes or not all(spatial) or not all(reduction):
         return False
     if math.prod(extent(schedule, loop) for loop in schedule.get_loops(anchor.last)) > math.prod(spatial):
@@ -184,6 +185,20 @@ def _tile(schedule: Schedule, anchor: Anchor, lanes: int, variant: Variant) -> b
         schedule.vectorize(schedule.get_loops(zeros)[-1])
         int16_dots.tensorise(schedule, lane)
     return True
+
+
+def _divisors_of_column(schedule: Schedule, block: Any) -> list[int]:
+    """By what ``block`` divides its column: a vector that crosses such a border is gathered number by number."""
+    read = schedule.get(block)
+    column = [axis.var for axis in read.iter_vars if int(axis.iter_type) == 0][-1]
+    left = [bounds.min for region in read.reads for bounds in region.region]
+    found: list[int] = []
+    while left:
+        node = left.pop()
+        if isinstance(node, tvm.tirx.FloorDiv) and node.a.same_as(column) and isinstance(node.b, tvm.tirx.IntImm):
+            found.append(int(node.b))
+        left += [getattr(node, side) for side in ("a", "b") if hasattr(node, side)]
+    return found
 
 
 def _spatial_tiles(schedule: Schedule, loops: Sequence[Any], lanes: int, tall_shares: bool) -> list[list[Any]]:

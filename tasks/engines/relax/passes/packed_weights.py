@@ -19,17 +19,22 @@ from tasks.engines.relax.passes.rewriting import Array, View, constant_like, ope
 
 #: What TVM calls an operator that elementwise ones can be fused behind.
 _FUSABLE = 4
+#: The shortest vectors that are worth it.
+_LEAST_BLOCK = 4
+#: With more groups, computing with the zeros between them takes longer than computing without vectors.
+_MOST_FILLED_GROUPS = 8
 #: Columns of a matmul that does not divide into vectors are filled up where there are at least so many.
 _WORTH_FILLING = 64
 
 
 @dataclass(frozen=True)
 class Window:
-    """How a conv's window moves; padding as (top, left, bottom, right)."""
+    """How a conv's window moves; padding as (top, left, bottom, right). ``groups`` of channels, each of its own."""
 
     strides: tuple[int, ...]
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
+    groups: int = 1
 
     def outputs(self, padded: Any, height: int, width: int) -> tuple[int, int]:
         """Rows and columns of the result, for data that is padded already and a window of this size."""
@@ -62,23 +67,32 @@ class _Packer(PyExprMutator):  # type: ignore[misc]
         if weights is None or weights.dtype not in (np.float32, np.int16):
             return call
         paired = weights.dtype == np.int16
+        if name == "nn.conv2d":
+            return self._packed_conv(call, weights, paired)
         block = self._block(weights.shape[-1])
         if paired and block % LANES:
             return call
-        if name == "nn.conv2d":
-            attrs = call.attrs
-            plain = (attrs.data_layout, attrs.kernel_layout) == ("NHWC", "HWIO") and int(attrs.groups) == 1
-            if not plain or weights.shape[-1] % block or weights.shape[2] == 1:
-                return call
-            packed = pack_pairs(weights, block) if paired else pack(weights, block)
-            steps = (attrs.strides, attrs.padding, attrs.dilation)
-            window = Window(*(tuple(int(size) for size in sizes) for sizes in steps))
-            return self._call(_paired_conv if paired else _conv, call, packed, window)
         if weights.ndim != 2 or (weights.shape[1] % block and weights.shape[1] < _WORTH_FILLING):
             return call
         if paired:
             return self._call(_paired_matmul, call, pack_pairs(weights, block), weights.shape[1])
         return self._call(_matmul, call, pack(weights, block), weights.shape[1])
+
+    def _packed_conv(self, call: Any, weights: Array, paired: bool) -> Any:
+        attrs = call.attrs
+        weights, groups = _grouped(weights, int(attrs.groups))
+        # A block lies within one group, so that all of it is multiplied by the same number.
+        block = self._block(weights.shape[-1] // groups)
+        plain = (attrs.data_layout, attrs.kernel_layout) == ("NHWC", "HWIO")
+        if not plain or weights.shape[-1] // groups % block or weights.shape[2] == 1:
+            return call
+        strides, padding, dilation = (tuple(map(int, at)) for at in (attrs.strides, attrs.padding, attrs.dilation))
+        window = Window(strides, padding, dilation, groups)
+        if not paired:
+            return self._call(_conv, call, pack(weights, block), window)
+        if block % LANES or groups > 1:
+            return call
+        return self._call(_paired_conv, call, pack_pairs(weights, block), window)
 
     def _call(self, compute: Any, call: Any, weights: Array, *rest: Any) -> Any:
         self.packed += 1
@@ -94,8 +108,19 @@ class _Packer(PyExprMutator):  # type: ignore[misc]
 
     def _block(self, columns: int) -> int:
         """Columns that lie together: two vectors, or what divides."""
-        choices = (2 * self._lanes, self._lanes, self._lanes // 2, 4)
+        choices = (2 * self._lanes, self._lanes, self._lanes // 2, _LEAST_BLOCK)
         return next((n for n in choices if columns % n == 0), self._lanes)
+
+
+def _grouped(weights: Array, groups: int) -> tuple[Array, int]:
+    """Few groups whose columns do not divide into vectors become one, zeros between them: more work, in vectors."""
+    *window, channels, columns = weights.shape
+    if groups == 1 or channels == 1 or columns // groups % _LEAST_BLOCK == 0 or groups > _MOST_FILLED_GROUPS:
+        return weights, groups
+    whole = np.zeros((*window, groups, channels, groups, columns // groups), weights.dtype)
+    for group, part in enumerate(np.split(weights, groups, axis=-1)):
+        whole[..., group, :, group, :] = part
+    return whole.reshape(*window, groups * channels, columns), 1
 
 
 def pack(weights: Array, block: int) -> Array:
@@ -117,15 +142,17 @@ def pack_pairs(weights: Array, block: int) -> Array:
 
 def _conv(data: Any, weights: Any, window: Window) -> Any:
     blocks, height, width, channels, block = (int(size) for size in weights.shape)
-    data = _padded(data, window, channels)
+    data = _padded(data, window, channels * window.groups)
     high, wide = window.outputs(data, height, width)
     (sy, sx), (dy, dx) = window.strides, window.dilation
     ry, rx = te.reduce_axis((0, height), "ry"), te.reduce_axis((0, width), "rx")
     rc = te.reduce_axis((0, channels), "rc")
+    columns_of_group = blocks * block // window.groups
     return te.compute(
         (int(data.shape[0]), high, wide, blocks * block),
         lambda b, y, x, f: te.sum(
-            data[b, y * sy + ry * dy, x * sx + rx * dx, rc] * weights[f // block, ry, rx, rc, f % block],
+            data[b, y * sy + ry * dy, x * sx + rx * dx, f // columns_of_group * channels + rc]
+            * weights[f // block, ry, rx, rc, f % block],
             axis=[ry, rx, rc],
         ),
         name="conv2d",

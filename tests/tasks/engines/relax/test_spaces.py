@@ -33,7 +33,7 @@ def compare_all(folder: str) -> list[Any]:
         return [tensor.numpy() for tensor in tensors[-count:]]
 
     found = []
-    made = {name: MODELS[name] for name in ("network", "weights_to_pack", "exponentials")}
+    made = {name: MODELS[name] for name in ("network", "weights_to_pack", "groups_to_pack", "exponentials")}
     for name, model in {**made, "spread_output": spread_output()}.items():
         path = Path(folder) / f"{name}.onnx"
         path.write_bytes(model.SerializeToString())

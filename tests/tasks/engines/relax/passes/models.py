@@ -136,6 +136,19 @@ def weights_to_pack() -> onnx.ModelProto:
     return _model(nodes, (1, 4, 8, 8), {"w": _random(16, 4, 3, 3) - 0.6, "m": _random(6, 67) - 0.6})
 
 
+def groups_to_pack() -> onnx.ModelProto:
+    """Grouped convs with columns a group that make whole vectors, half ones, and none."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w0"], ["1"], group=2),
+        helper.make_node("Relu", ["1"], ["2"]),
+        helper.make_node("Conv", ["2", "w1"], ["3"], group=2, pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["3"], ["4"]),
+        helper.make_node("Conv", ["4", "w2"], ["y"], group=4),
+    ]
+    weights = {"w0": _random(16, 2, 1, 1), "w1": _random(24, 8, 3, 3), "w2": _random(24, 6, 1, 1)}
+    return _model(nodes, (1, 4, 8, 8), {name: (array - 0.6).astype(array.dtype) for name, array in weights.items()})
+
+
 def exponentials() -> onnx.ModelProto:
     """What is computed from exponentials, over a range in which these span seven decades."""
     nodes = [
@@ -168,5 +181,6 @@ MODELS = {
     "scale_before": scale_before(), "scale_before_grouped": scale_before(groups=2),
     "scale_before_padded": scale_before(padding=1), "matmul_between": matmul_between(),
     "network": network(), "weights_to_pack": weights_to_pack(),
+    "groups_to_pack": groups_to_pack(),
     "exponentials": exponentials(),
 }  # fmt: skip

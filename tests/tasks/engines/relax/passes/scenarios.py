@@ -20,6 +20,7 @@ PASSES = {
     "matmul_between": ["simplify"],
     "network": ["channels_last"],
     "weights_to_pack": ["channels_last", "packed_weights"],
+    "groups_to_pack": ["channels_last", "packed_weights"],
     "exponentials": ["vector_exp"],
 }
 

@@ -69,6 +69,13 @@ def test_weights_are_packed_once(outcomes: dict[str, Any]) -> None:
     assert "matmul" not in after
 
 
+def test_the_weights_of_groups_are_packed_too(outcomes: dict[str, Any]) -> None:
+    before, after = outcomes["groups_to_pack"]["before"], outcomes["groups_to_pack"]["after"]
+
+    assert before["nn.conv2d"] == after["call_tir"] == 3
+    assert "nn.conv2d" not in after
+
+
 def test_exponentials_are_polynomials(outcomes: dict[str, Any]) -> None:
     before, after = outcomes["exponentials"]["before"], outcomes["exponentials"]["after"]
 
