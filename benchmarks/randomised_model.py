@@ -1,7 +1,8 @@
 """The light ONNX models with weights that are not all 0.02: seeded, of the size that training gives.
 
 A model whose weights are one constant computes the same number everywhere, so that no wrong kernel shows,
-and may be folded away.
+and may be folded away. A softmax at the end goes: of random logits it leaves one 1 and zeros, whatever
+the other logits are.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _NEAR_ONE = (1, 4)
 
 
 def randomise(source: Path, path: Path, seed: int = 0) -> Path:
-    """Write the model at ``source`` to ``path``, every ConstantOfShape replaced by seeded numbers."""
+    """Write the model at ``source`` to ``path``: seeded numbers for every ConstantOfShape, no softmax at the end."""
     model = onnx.load(str(source))
     graph = model.graph
     shapes = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
@@ -31,8 +32,16 @@ def randomise(source: Path, path: Path, seed: int = 0) -> Path:
             graph.initializer.append(numpy_helper.from_array(weight, node.output[0]))
         else:
             rest.append(node)
-    del graph.node[:]
+    used = {name for node in rest for name in node.input}
+    weights = [tensor for tensor in graph.initializer if tensor.name in used]
+    inputs = [value for value in graph.input if value.name in used]
+    del graph.node[:], graph.initializer[:], graph.input[:]
     graph.node.extend(rest)
+    graph.initializer.extend(weights)
+    graph.input.extend(inputs)
+    if rest[-1].op_type == "Softmax" and rest[-1].output[0] == graph.output[0].name:
+        graph.output[0].name = rest[-1].input[0]
+        del graph.node[-1]
     path.parent.mkdir(parents=True, exist_ok=True)
     onnx.save(model, str(path))
     return path
