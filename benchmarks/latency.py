@@ -23,6 +23,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.latency_inside import Inside, look_inside
 from benchmarks.latency_records import read_records, write_records
 from benchmarks.packaged_model import packaged_model, packaged_shapes
 from benchmarks.randomised_model import randomise
@@ -60,6 +61,7 @@ class Result:
     max_abs_error: float
     wrong: tuple[str, ...]
     searched: float
+    inside: Inside
 
     @property
     def ratio(self) -> float:
@@ -173,11 +175,13 @@ def _measure(name: str, bench: Bench, used: list[TuningRecord]) -> Result:
     latencies = interleaved(
         _contenders({key: artifact.path for key, artifact in built.items()}, bench, model, inputs_path), bench.rounds
     )
+    peak_flops = _peak_flops(bench, built["tuned"].path, inputs_path)
     flops = sum(subgraph.flops * subgraph.weight for subgraph in fused.subgraphs)
-    share = flops / latencies["tuned"].median_ms * 1e3 / _peak_flops(bench, built["tuned"].path, inputs_path)
+    share = flops / latencies["tuned"].median_ms * 1e3 / peak_flops
+    inside = look_inside(bench.engine, fused, built["tuned"], inputs_path, peak_flops)
     choices = built["tuned"].choices
     searched = sum(choice.candidate_key not in ("", DEFAULT_KEY) for choice in choices) / len(choices)
-    return Result(latencies, share, error, wrong, searched)
+    return Result(latencies, share, error, wrong, searched, inside)
 
 
 def _best(bench: Bench, fused: FusedModule) -> dict[str, tuple[TuningRecord, ...]]:
@@ -254,12 +258,18 @@ def _peak_flops(bench: Bench, artifact: str, inputs_path: Path) -> float:
 
 def _show(results: Mapping[str, Result], threads: int) -> None:
     console = Console(highlight=False, width=150 if not sys.stdout.isatty() else None)
-    table = Table("model", *(f"{name} ms" for name in _CONTENDERS), "ratio", "peak", "error", "searched")
+    table = Table("model", *(f"{name} ms" for name in _CONTENDERS), "ratio", "peak", "in kernels", "error", "searched")
     for name, result in results.items():
         cells = [_cell(result.latencies.get(contender)) for contender in _CONTENDERS]
         error = f"{result.max_abs_error:.1e}" + (" WRONG" if result.wrong else "")
-        table.add_row(name, *cells, f"{result.ratio:.2f}", f"{result.peak_share:.0%}", error, f"{result.searched:.0%}")
+        shares = (f"{result.peak_share:.0%}", f"{result.inside.kernel_share:.0%}")
+        table.add_row(name, *cells, f"{result.ratio:.2f}", *shares, error, f"{result.searched:.0%}")
     console.print(table)
+    heavy = Table("model", "heaviest subgraphs", "calls", "share of the run", "of peak")
+    for name, result in results.items():
+        for kernel in result.inside.heaviest:
+            heavy.add_row(name, kernel.name, str(kernel.calls), f"{kernel.share:.0%}", f"{kernel.peak_share:.0%}")
+    console.print(heavy)
     console.print(
         f"{threads} threads, batch 1; median (quartiles); ratio: tuned over onnxruntime; peak: of float32 FLOP/s"
     )
