@@ -78,7 +78,8 @@ check: .venv/.ready ## lint, format and types, as CI checks them
 	$(BIN)/mypy
 
 test: .venv/.ready ## the tests, on the real parts
-	$(BIN)/python -m pytest
+	@# Two at a time: most of a test is the start of a command. A file's tests share what is slow to make.
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 bench-measure: .venv/.ready ## measuring against stock, kills, warm start (docs/benchmarks.md); the last line is JSON
 	@$(BIN)/python -m benchmarks.measure $(BENCH)

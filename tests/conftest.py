@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 
 import pytest
 
 from tests.services import mlflow_server, prefect_server, s3_server
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Each of several test processes has its own folder for temporary files, and with it its own device locks."""
+    if hasattr(config, "workerinput"):
+        tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="tw-")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
