@@ -69,12 +69,17 @@ def fleet(place: Place) -> dict[str, Any]:
     from tests.fleet.fleet import local_fleet
     from tests.flows.command import last_json
     from tests.models import conv_model
+    from tests.services import prefect_server
 
     folder = place.scratch / "fleet"
     folder.mkdir(exist_ok=True)
     onnx.save(conv_model(size=56), folder / "convs.onnx")
     started = time.monotonic()
-    with local_fleet(folder, _settings(folder)) as local:
+    (folder / "prefect").mkdir(exist_ok=True)
+    with (
+        prefect_server(folder / "prefect") as url,
+        local_fleet(folder, {**_settings(folder), "PREFECT_API_URL": url}) as local,
+    ):
         local.start_agent(place.device)
         local.wait_for_agents(place.device)
         joined_s = time.monotonic() - started
@@ -96,7 +101,7 @@ def _settings(folder: Path) -> dict[str, str]:
     database = f"sqlite:///{folder / 'mlflow.db'}"
     return {
         "TUNEWRIGHT_STORE": str(folder / "store"), "MLFLOW_TRACKING_URI": database, "TUNEWRIGHT_TRACKING_URI": database,
-        "PREFECT_HOME": str(folder / "prefect"),
+        "PREFECT_HOME": str(folder / "prefect-home"),
     }  # fmt: skip
 
 
