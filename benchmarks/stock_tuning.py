@@ -152,8 +152,11 @@ class Ours:
         """Time every lead of ``run`` and the trace ``rival`` again, taking turns; by candidate key."""
         leads = [record for _, record in run.leads()]
         stock = replace(leads[0], record_id=_STOCK_KEY, candidate_key=_STOCK_KEY, phase="search", schedule=rival)
-        known = [*leads, stock]
-        session = self._prepare(run.task, "confirm", len(known), known)
+        return self.time_again(run.task, [*leads, stock])
+
+    def time_again(self, task: TuningTask, known: Sequence[TuningRecord]) -> dict[str, Measurement]:
+        """Time the candidates of ``known`` again, taking turns; by candidate key."""
+        session = self._prepare(task, "confirm", len(known), known)
         records: list[TuningRecord] = []
         self.engine.tune(replace(session, settings=replace(self._settings, repeat=3)), records.append)
         return {record.candidate_key: record.measurement for record in records if record.measurement}
