@@ -121,7 +121,7 @@ def _curve(weights: Mapping[str, int], times_us: Mapping[tuple[str, str], float]
     """The model's latency with the best lead so far of each task, as timed again, before the search and after each."""
     leads = {record.record_id for key in weights for record in _leads(key, run)}
     best = dict.fromkeys(weights, float("inf"))
-    latencies = []
+    latencies: list[float] = []
     searched = {record.record_id for record in run[1] if record.phase == "search"}
     for record in _in_order(run):
         if record.record_id in searched and not latencies:
