@@ -36,7 +36,7 @@ from infra.record_store import RecordStore
 from infra.run_log import WORKLOAD_TAG
 from infra.run_manifest import RunManifest
 from infra.run_sync import sync_run
-from infra.tracking import Tracking
+from infra.tracking import Tracking, run_page
 from tasks.engines import wire
 from tests.services import free_port, mlflow_server
 
@@ -229,15 +229,15 @@ def _look(url: str, nights: list[MadeUpRun], images: Path | None) -> float:
     experiment = client.experiment_id(EXPERIMENT)
     wanted = f"tags.`{WORKLOAD_TAG}` = '{nights[0].task(0).workload_key}'"
     child = client.call("find a child", lambda c: c.search_runs([experiment], wanted)[0].info.run_id)
-    pages = f"{url}/#/experiments/{experiment}/runs"
+    parent = run_page(url, experiment, run.mlflow_run_id)
     with open_browser() as page:
-        loads = [page.open(f"{pages}/{run.mlflow_run_id}", ("times as fast",)) for _ in range(_LOADS)]
+        loads = [page.open(parent, ("times as fast",)) for _ in range(_LOADS)]
         if images is not None:
             images.mkdir(parents=True, exist_ok=True)
             _picture(page, images / "results-run.png")
-            page.open(pages, (run.name,))
+            page.open(f"{url}/#/experiments/{experiment}/runs?workflowType=machine_learning", (run.name,))
             _picture(page, images / "results-runs.png")
-            page.open(f"{pages}/{child}/model-metrics", ("best_latency_us",))
+            page.open(run_page(url, experiment, child, "/model-metrics"), ("best_latency_us",))
             _picture(page, images / "results-task.png")
             html = images.absolute() / "comparison.html"
             html.write_text(comparison_page(comparison))

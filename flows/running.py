@@ -16,6 +16,7 @@ from infra.object_store import open_store
 from infra.settings import settings
 from infra.tracking import Tracking
 from tasks.engines.child import ChildOptions
+from tasks.errors import TrackingError
 from tasks.import_model import import_source
 from tasks.records import EngineInfo, FusedModule, ModelFile, TuningSummary, TuningTask
 from tasks.run import close_engines, engine_for
@@ -47,8 +48,19 @@ def run_in_terminal(parameters: TuneParameters, console: Console) -> TuningSumma
             observers.remove(bar)
             close_engines()
     show_summary(console, summary)
+    page = _page_of(summary.published.mlflow_run_id)
+    if page:
+        console.print(page, highlight=False, markup=False, soft_wrap=True)
     console.print(summary_line(summary), highlight=False, markup=False, soft_wrap=True)
     return summary
+
+
+def _page_of(run_id: str) -> str:
+    """The run's page in MLflow; a link is no reason to fail."""
+    try:
+        return Tracking(settings().tracking).run_page(run_id)
+    except TrackingError:
+        return ""
 
 
 def inspect_model(parameters: TuneParameters) -> tuple[FusedModule, tuple[TuningTask, ...]]:

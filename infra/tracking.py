@@ -48,6 +48,11 @@ PARAMS_A_CALL = 100
 TEXT_LENGTH = 5000
 
 
+def run_page(server_url: str, experiment_id: str, run_id: str, tab: str = "") -> str:
+    """A run's page. MLflow's UI takes a plain link for one to a language model's evaluation and hides the report."""
+    return f"{server_url}/#/experiments/{experiment_id}/runs/{run_id}{tab}?workflowType=machine_learning"
+
+
 class Tracking:
     """An MLflow server or database at ``uri``. Connects at the first call."""
 
@@ -103,6 +108,14 @@ class Tracking:
             return str(experiment.experiment_id)
 
         return self.call(f"open experiment {name!r}", find_or_create)
+
+    def run_page(self, run_id: str) -> str:
+        """Where a browser finds the run; empty where MLflow is no server. Raises TrackingError."""
+        if not self.is_server:
+            return ""
+        run = self.call("look for a run", lambda client: client.get_run(run_id))
+        base = urlparse(self.uri)._replace(netloc=urlparse(self.uri).netloc.rpartition("@")[2]).geturl().rstrip("/")
+        return run_page(base, run.info.experiment_id, run_id)
 
     def log_params(self, run_id: str, params: Mapping[str, object]) -> None:
         """Log the parameters that the run does not have: MLflow refuses to change one."""

@@ -71,6 +71,7 @@ def test_the_last_line_says_what_came_out(service_run: tuple[Command, dict[str, 
     assert line["max_abs_error"] < 1e-4
     assert "tuned" in output
     assert "onnxruntime" in output
+    assert f"/runs/{line['mlflow_run_id']}?workflowType=machine_learning" in output
 
 
 def test_every_measurement_is_in_the_store_once(service_run: tuple[Command, dict[str, Any], str], s3_url: str) -> None:
