@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tasks.engines.interface import BuildRequest
+from tasks.engines.measuring.workshop import kernel_symbol
 from tasks.import_model import import_model_file
 from tasks.model_source import fetch
-from tasks.records import ModelFile, TuningTask
+from tasks.records import MeasureSettings, ModelFile, TuningTask
 from tests.models import packaged_model, packaged_shapes
+
+#: What TVM's CUDA runtime asks of the driver by name. 100 is CUDA_ERROR_NO_DEVICE.
+_DRIVER = (
+    "cuDeviceGetName", "cuFuncSetAttribute", "cuGetErrorName", "cuGetErrorString", "cuLaunchKernelEx",
+    "cuModuleGetFunction", "cuModuleLoadData", "cuModuleUnload", "cuTensorMapEncodeTiled",
+)  # fmt: skip
 
 
 def compile_model(name: str, archs: list[str], anchors: list[str], folder: str) -> Any:
@@ -21,56 +30,70 @@ def compile_model(name: str, archs: list[str], anchors: list[str], folder: str) 
     from tasks.engines.relax.bootstrap import import_tvm
 
     import_tvm("cuda")
+    import tvm
+
+    if not tvm.runtime.enabled("cuda"):
+        return {"runtime": False, "refusal": _refusal()}
     from tasks.engines.measuring.engine import EngineOptions
     from tasks.engines.measuring.zygote import Zygote
     from tasks.engines.relax.engine import RelaxEngine
 
     zygote = Zygote({})
-    compiled = _compile_as_with_a_device()
+    compiled = _compilations()
     target = '{"kind": "cuda", "arch": "%s"}'
     engine = RelaxEngine(EngineOptions(target % archs[0], "cuda:0", 2, folder), zygote)
     model = _model(name, Path(folder))
     fused = engine.fuse(engine.import_model(model), "subgraph")
     tasks = engine.extract(fused, f"{folder}/workloads")
     artifact = engine.build(BuildRequest(fused, {}, f"{folder}/artifact", tuned=False))
+    library = Path(artifact.path) / "model.so"
     whole, _ = list(compiled), compiled.clear()
     proposed = {anchor: _build_candidates(engine, _lightest(tasks, anchor), folder) for anchor in anchors}
     candidates, _ = list(compiled), compiled.clear()
-    sample = _build_sample(target % archs[1], tasks[::8])
+    sample = _build_sample(target % archs[1], tasks[::12])
     other, _ = list(compiled), compiled.clear()
     _build_check_kernels(target % archs[0])
     zygote.close()
     return {
+        "runtime": True, "refusal": _refusal(), "holds_source": b"__global__" in library.read_bytes(),
+        "kinds": _kinds(tvm.runtime.load_module(str(library))),
         "subgraphs": len(fused.subgraphs), "artifact_bytes": artifact.size_bytes, "uncovered": len(artifact.uncovered),
         "whole": whole, "proposed": proposed, "candidates": candidates, "sample": sample, "other": other,
         "check": compiled, "broken": _broken_source(archs[0]),
     }  # fmt: skip
 
 
-def _compile_as_with_a_device() -> list[int]:
-    """The sizes of the binaries that are compiled from now on.
-
-    TVM hands CUDA source to the factory of its CUDA runtime, which needs a driver to be loaded. Without one
-    it keeps the source, and nothing is compiled. This one does what that factory does first: has the source
-    compiled, in the scope of the target.
-    """
+def _compilations() -> list[int]:
+    """The sizes of the binaries that TVM's CUDA runtime has compiled from now on."""
     import tvm
     import tvm_ffi
 
     sizes: list[int] = []
-    body = tvm.tirx.Evaluate(tvm.tirx.const(0, "int32"))
-    nothing = tvm.IRModule({"nothing": tvm.tirx.PrimFunc([], body).with_attr("global_symbol", "nothing")})
-    count = iter(range(1_000_000))
+    compile_source = tvm.get_global_func("tvm_callback_cuda_compile")
 
-    def create(code: Any, fmt: str, fmap: Any, source: Any) -> Any:
-        assert fmt == "cuda"
-        sizes.append(len(tvm.get_global_func("tvm_callback_cuda_compile")(str(code, "utf-8"))))
-        name = f"nothing{next(count)}"
-        renamed = tvm.IRModule({name: nothing["nothing"].with_attr("global_symbol", name)})
-        return tvm.tirx.build(renamed, target="llvm")
+    def compile_and_count(source: str) -> Any:
+        binary = compile_source(source)
+        sizes.append(len(binary))
+        return binary
 
-    tvm_ffi.register_global_func("ffi.Module.create.cuda", create, override=True)
+    tvm_ffi.register_global_func("tvm_callback_cuda_compile", compile_and_count, override=True)
     return sizes
+
+
+def _kinds(module: Any) -> list[str]:
+    return [str(module.kind), *(kind for imported in module.imports for kind in _kinds(imported))]
+
+
+def _refusal() -> str:
+    """What a user is told who asks for the GPU of this machine; empty where there is one."""
+    from tasks.engines.relax import targets
+    from tasks.errors import TargetError
+
+    try:
+        targets.resolve("cuda", 2)
+    except TargetError as error:
+        return str(error)
+    return ""
 
 
 def _model(name: str, folder: Path) -> ModelFile:
@@ -85,14 +108,21 @@ def _build_candidates(engine: Any, task: TuningTask, folder: str) -> int:
     """Have the search propose two, and the builder compile them as it does for a device."""
     from tasks.engines.measuring.workshop import build_job
     from tasks.engines.relax import candidates
+    from tasks.engines.relax.search import replay
+    from tasks.engines.relax.subgraphs import structural_key
 
     workshop = engine._workshop()
     build = candidates.make_builder({})
-    found = workshop.search_of(task).propose(2, 3)
+    search = workshop.search_of(task)
+    found = search.propose(2, 3)
     for candidate in found:
+        # What a record holds gives the same kernel again, threads and all.
+        assert structural_key(replay(search.mod, candidate.trace).mod) == candidate.key
         part = workshop.candidate_part(task, candidate)
         built = build(build_job(part, Path(folder), task.workload_key, candidate.key))
         assert Path(built["path"]).stat().st_size > 0
+    search.report(found, [10.0] * len(found))
+    assert search.best_us == 10.0
     return len(found)
 
 
@@ -141,6 +171,48 @@ def _broken_source(arch: str) -> str:
     return ""
 
 
-def nvcc() -> bool:
+def time_as_on_a_gpu(names: list[str], folder: str) -> Any:
+    """Kernels through the runner's way for a GPU: tensors are copies on a device, which here is the CPU all the same.
+
+    The cache is flushed as on a GPU. The kernel ``double`` is the reference.
+    """
+    from tasks.engines.relax.bootstrap import import_tvm
+
+    import_tvm("llvm")
+    import tvm
+
+    from tasks.engines.measuring.timing import Runner
+    from tasks.engines.relax import candidates, targets
+    from tests.tasks.engines.relax import kernels
+
+    class CpuAsGpu(candidates.TvmRuntime):
+        def device(self, name: str) -> Any:
+            return tvm.cpu()
+
+    build, run, target = candidates.make_builder({}), Runner(CpuAsGpu(), "cuda:0"), targets.resolve("cpu", 1).spec
+    settings = MeasureSettings(number=1, repeat=4, min_repeat_ms=0, flush_cache=True)
+    job = {"workload": "w", "args": [[[4096], "float32"]] * 2, "outputs": 1, "settings": asdict(settings)}
+    answers: list[Any] = []
+    for index, name in enumerate(["double", *names]):
+        mod = tvm.ir.save_json(kernels.named(name))
+        stem = f"{folder}/{index}-{name}"
+        path = build({"mod": mod, "symbol": kernel_symbol("w"), "target": target, "stem": stem})["path"]
+        try:
+            answers.append([name, run({**job, "path": path, "reference": f"{folder}/0-double.o"})["latencies_us"]])
+        except Exception as error:
+            answers.append([name, f"{type(error).__name__}: {error}"])
+    return answers[1:]
+
+
+def has_nvcc() -> bool:
     """Is CUDA's tool chain here?"""
     return shutil.which("nvcc") is not None
+
+
+def driver_without_a_device(folder: Path) -> None:
+    """A ``libcuda.so.1`` that knows no device: with it TVM's CUDA runtime is loaded where no driver is installed."""
+    source = folder / "driver.c"
+    source.write_text("".join(f"int {name}(void) {{ return 100; }}\n" for name in _DRIVER))
+    compiler = shutil.which("gcc") or shutil.which("clang") or "cc"
+    library = str(folder / "libcuda.so.1")
+    subprocess.run([compiler, "-w", "-shared", "-fPIC", "-o", library, str(source)], check=True)

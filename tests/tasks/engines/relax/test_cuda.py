@@ -6,6 +6,7 @@ What needs a device is in benchmarks/gpu_check.sh.
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -15,22 +16,32 @@ from tasks.engines.relax.bootstrap import choose_cuda_compiler
 from tests.fresh import in_fresh
 from tests.tasks.engines.relax import cuda_scenarios
 
-needs_nvcc = pytest.mark.skipif(not cuda_scenarios.nvcc(), reason="NOT TESTED: CUDA code is not compiled, no nvcc here")
+needs_nvcc = pytest.mark.skipif(
+    not cuda_scenarios.has_nvcc(), reason="NOT TESTED: CUDA code is not compiled, no nvcc here"
+)
 
 
 @needs_nvcc
 @pytest.mark.parametrize(
     ("name", "archs", "anchors"),
     [
-        ("classifier", ("sm_80", "sm_90"), ("conv2d", "matmul")),
-        ("squeezenet", ("sm_90", "sm_80"), ("conv2d", "concatenate")),
+        ("classifier", ("sm_80", "sm_90"), ("matmul", "mean")),
+        ("squeezenet", ("sm_90", "sm_80"), ("conv2d",)),
     ],
 )
 def test_every_default_schedule_and_what_the_search_proposes_compile(
-    name: str, archs: tuple[str, str], anchors: tuple[str, ...], tmp_path: Path
+    name: str, archs: tuple[str, str], anchors: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if shutil.which("nvidia-smi") is None:
+        cuda_scenarios.driver_without_a_device(tmp_path)
+        monkeypatch.setenv("LD_LIBRARY_PATH", f"{tmp_path}:{os.environ.get('LD_LIBRARY_PATH', '')}")
     done = in_fresh(cuda_scenarios.compile_model, name, archs, anchors, str(tmp_path), timeout_s=500)
 
+    if not done["runtime"]:
+        assert "libcudart.so.13" in done["refusal"]
+        pytest.skip("NOT TESTED: CUDA code is not compiled, TVM's CUDA runtime needs CUDA 13's libcudart.so.13")
+    assert "cuda" in done["kinds"]
+    assert not done["holds_source"]
     # All kernels of the model are one library, which is compiled at once.
     assert len(done["whole"]) == 1
     # 40 kernels and more: dozens of kilobytes of machine code.
@@ -41,12 +52,27 @@ def test_every_default_schedule_and_what_the_search_proposes_compile(
     assert all(count >= 1 for count in done["proposed"].values())
     assert len(done["candidates"]) == sum(done["proposed"].values())
     assert all(size > 500 for size in done["candidates"])
-    assert done["sample"] >= 3
+    assert done["sample"] >= 2
     assert len(done["other"]) == 1
-    assert done["other"][0] > 2_000
+    assert done["other"][0] > 1_000
     # The kernels of gpu_check.sh, and source that is none: what fails to compile is heard of.
     assert len(done["check"]) == 1
     assert "undeclared" in done["broken"]
+    if shutil.which("nvidia-smi") is None:
+        assert "no CUDA device is visible" in done["refusal"]
+
+
+def test_a_device_with_memory_of_its_own_is_timed_and_checked(tmp_path: Path) -> None:
+    names = ["parallel", "wrong", "nothing", "spoils_input"]
+    timed = in_fresh(cuda_scenarios.time_as_on_a_gpu, names, str(tmp_path))
+
+    assert [name for name, _ in timed] == names
+    said = [answer for _, answer in timed]
+    assert len(said[0]) == 4
+    assert all(us > 0 for us in said[0])
+    assert said[1].startswith("WrongOutput: output 0 differs")
+    assert said[2].startswith("WrongOutput: output 0 differs")
+    assert said[3].startswith("WrongOutput: the candidate overwrote its input 0")
 
 
 @pytest.fixture
