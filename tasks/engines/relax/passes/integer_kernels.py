@@ -29,7 +29,7 @@ _KEEPING = ("nn.max_pool2d", "reshape", "permute_dims")
 def integer_kernels(mod: Any) -> tuple[Any, int]:
     """Dequantised convs and matmuls with constant weights as integer ones; how many calls were rewritten."""
     changes = 0
-    for rule in (_kernel, _tensor, _cancel):
+    for rule in (_kernel, _mean, _tensor, _cancel):
         mod, changed = rewrite(mod, rule)
         changes += changed
     return mod, changes
@@ -110,6 +110,15 @@ def _product(call: Any, data: Scaled, weights: Integers, *, bias: Integers | Non
     scales = data.scale.astype(np.float32) * _channel_scales(weights, conv).astype(np.float32)
     factors = scales.reshape(()) if scales.size == 1 else _steps(rank, conv, scales)
     return relax.op.multiply(relax.op.astype(made, "float32"), relax.const(np.array(factors), "float32"))
+
+
+def _mean(call: Any, view: View) -> Any:
+    """A mean of integers, scaled afterwards: float32 adds these exactly, in whatever order a schedule does."""
+    data = scaled(view.call(call.args[0], "dequantize"), view) if operator_of(call) == "mean" else None
+    if data is None:
+        return None
+    mean = relax.Call(call.op, [relax.op.astype(distance(data), "float32")], call.attrs, call.ty_args)
+    return relax.op.multiply(mean, relax.const(data.scale, "float32"))
 
 
 def _tensor(call: Any, view: View) -> Any:

@@ -44,7 +44,7 @@ class _Graph:
 
 
 def exact(dtype: str, zero: int) -> onnx.ModelProto:
-    """x (1, 3, 12, 12) through a padded conv, a maximum, a depthwise, a grouped and a 1x1 conv, and a matmul.
+    """x (1, 3, 16, 16) through a padded conv, a maximum, a depthwise, a grouped and a 1x1 conv, a gate and a matmul.
 
     Activations are ``dtype`` with the zero point ``zero``, weights int8 with a scale a channel. The result
     is float32.
@@ -64,13 +64,15 @@ def exact(dtype: str, zero: int) -> onnx.ModelProto:
     x = conv(x, "depthwise", (16, 1, 3, 3), 1 / 64, group=16, pads=[1, 1, 1, 1])
     x = conv(x, "grouped", (16, 8, 1, 1), 1 / 64, group=2)
     x = conv(x, "pointwise", (24, 16, 1, 1), 1 / 64)
+    gate = graph.pair(graph.node("GlobalAveragePool", [x], "mean"), 1 / 256, zero, dtype)
+    x = graph.pair(graph.node("Mul", [x, gate], "gated"), 1 / 64, zero, dtype)
     x = graph.pair(graph.node("Flatten", [x], "flat"), 1 / 64, zero, dtype)
-    values = random.integers(-127, 128, (24 * 36, 80)).astype(np.int8)
+    values = random.integers(-127, 128, (24 * 64, 80)).astype(np.int8)
     product = graph.node("MatMul", [x, graph.weights("m", values, np.full(80, 1 / 512), 1)], "product")
     graph.node("Identity", [graph.pair(product, 1 / 16, zero, dtype)], "y")
     value = helper.make_tensor_value_info
     made = helper.make_graph(
-        graph.nodes, "exact", [value("x", TensorProto.FLOAT, (1, 3, 12, 12))], [value("y", TensorProto.FLOAT, None)],
+        graph.nodes, "exact", [value("x", TensorProto.FLOAT, (1, 3, 16, 16))], [value("y", TensorProto.FLOAT, None)],
         [numpy_helper.from_array(array, name) for name, array in graph.constants.items()],
     )  # fmt: skip
     model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
