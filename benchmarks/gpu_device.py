@@ -34,13 +34,14 @@ def device(place: Place) -> dict[str, Any]:
         found["runtime"] = bool(tvm.runtime.enabled("cuda"))
         if not found["runtime"]:
             return {"ok": False, **found, "error": "TVM's CUDA runtime is not loaded: libcuda.so.1, libcudart.so.13"}
-        found |= _attributes(tvm.runtime.device(place.device))
+        chip = tvm.runtime.device(place.device)
+        if not chip.exist:
+            return {"ok": False, **found, "error": "TVM sees no CUDA device"}
+        found |= _attributes(chip)
     return found | _one_kernel(place)
 
 
 def _attributes(chip: Any) -> dict[str, Any]:
-    if not chip.exist:
-        raise RuntimeError("TVM sees no CUDA device")
     return {
         "chip": str(chip.device_name), "compute": str(chip.compute_version),
         "multiprocessors": int(chip.multi_processor_count), "l2_bytes": int(chip.l2_cache_size_bytes or 0),
