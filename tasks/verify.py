@@ -15,6 +15,7 @@ from tasks.bisect import Proven
 from tasks.engines.interface import ExecutionRequest
 from tasks.errors import EngineError, StoreError
 from tasks.outputs import SEEDS, describe_tolerance, write_inputs
+from tasks.quantised import output_steps
 from tasks.racing import RaceOrder
 from tasks.records import Artifact, ModelFile, Verdict
 from tasks.run import Progress, TuningRun, run_of
@@ -46,7 +47,7 @@ def verify(run_id: str, model: ModelFile, proven: Proven, untuned: Artifact, cha
     dtypes = sorted({output.dtype for output in model.outputs})
     verdict = Verdict(
         correct=not failed, max_abs_error=proven.compared.max_abs_error,
-        tolerance=describe_tolerance(dtypes), seeds=SEEDS,
+        tolerance=describe_tolerance(dtypes, output_steps(Path(model.original_path))), seeds=SEEDS,
         untuned=latencies["untuned"], tuned=latencies["tuned"], onnxruntime=latencies["onnxruntime"],
         threads=threads, failed_outputs=failed,
         champion=champion_latency, champion_version=champion.version if champion and champion_latency else "",

@@ -20,8 +20,10 @@ _GUARD_VALUE = 0xA5
 #: Largest difference from the default schedule's output that another order of the same arithmetic
 #: explains, as a share of the output's largest magnitude. A reduction over K float32 terms errs by
 #: about sqrt(K) * 6e-8, and Winograd transforms by ten times that; 1e-3 is far above both and far
-#: below what a wrong index or a race leaves. Integers of eight bits may differ by one step of rounding.
+#: below what a wrong index or a race leaves. Integers of few bits may differ by one step of rounding.
 TOLERANCE = {"float64": 1e-6, "float32": 1e-3, "float16": 2e-2, "bfloat16": 5e-2}
+#: Eight bits, and the sixteen in which kernels pass quantised numbers on.
+_QUANTISED = ("int8", "uint8", "int16")
 
 
 class WrongOutput(Exception):
@@ -46,8 +48,8 @@ class GuardedArray:
         kind = self.array.dtype
         if kind.name in TOLERANCE:
             self.array[...] = generator.uniform(0.1, 1.0, self.array.shape).astype(kind)
-        elif kind.itemsize == 1 and kind.kind in "iu":
-            info = np.iinfo(kind.name)
+        elif kind.name in _QUANTISED:
+            info = np.iinfo("int8" if kind.itemsize > 1 else kind.name)
             self.array[...] = generator.integers(info.min, info.max, self.array.shape, endpoint=True, dtype=kind)
         else:
             # Wider integers are mostly indices or sizes: 0 and 1 are inside every table of two rows.
@@ -79,8 +81,8 @@ def compare(expected: Sequence[Array], actual: Sequence[Array]) -> None:
     for index, (want, got) in enumerate(zip(expected, actual)):  # noqa: B905 - Python 3.9 has no strict
         if want.dtype.name not in TOLERANCE:
             difference = np.abs(want.astype(np.int64) - got.astype(np.int64))
-            # Eight bits are mostly a requantisation, which may round the other way; an index or a truth may not.
-            limit = 1.0 if want.dtype.name in ("int8", "uint8") else 0.0
+            # So few bits are mostly a requantisation, which may round the other way; an index or a truth may not.
+            limit = 1.0 if want.dtype.name in _QUANTISED else 0.0
         else:
             want64, got64 = want.astype(np.float64), got.astype(np.float64)
             same = (want64 == got64) | (np.isnan(want64) & np.isnan(got64))

@@ -14,9 +14,9 @@ from tasks.engines.relax import spaces
 
 def cpu_default(mod: Any, target: Target) -> Any:
     """``mod`` scheduled without any search: tiles in registers, else cores and vectors; as it stands if need be."""
-    sketches = spaces.register_tiles(mod, target)
-    if sketches:
-        return sketches[-1].mod
+    sketch = spaces.best_guess(mod, target)
+    if sketch is not None:
+        return sketch.mod
     schedule = Schedule(mod, debug_mask="none")
     try:
         _inline(schedule)

@@ -62,6 +62,9 @@ class Variant:
     turned: bool
 
 
+_VARIANTS = tuple(Variant(inside, turned) for inside in (False, True) for turned in (True, False))
+
+
 def lanes_of(target: Target) -> int:
     """float32 numbers in a vector register of ``target``."""
     for name, lanes in (("avx512f", 16), ("avx2", 8), ("avx", 8)):
@@ -75,9 +78,19 @@ def register_tiles(mod: Any, target: Target) -> list[Schedule]:
 
     None where it is not one reduction with a vector's width of outputs side by side.
     """
-    variants = [Variant(inside, turned) for inside in (False, True) for turned in (True, False)]
-    sketches = [sketch for variant in variants for sketch in _sketch(mod, lanes_of(target), variant)]
+    sketches = [sketch for variant in _VARIANTS for sketch in _sketch(mod, lanes_of(target), variant)]
     return [schedule for _, schedule in sorted(sketches, key=lambda sketch: sketch[0])]
+
+
+def best_guess(mod: Any, target: Target) -> Schedule | None:
+    """The last one of ``register_tiles``, without making all of them."""
+    last = None
+    for variant in _VARIANTS:
+        for good, schedule in _sketch(mod, lanes_of(target), variant):
+            if good:
+                return schedule
+            last = schedule
+    return last
 
 
 def _sketch(mod: Any, lanes: int, variant: Variant) -> list[tuple[bool, Schedule]]:

@@ -41,6 +41,9 @@ def compare_all(folder: str) -> list[Any]:
         for subgraph in inventory.subgraphs:
             workload = inventory.workloads[subgraph.workload_key]
             sketches = spaces.register_tiles(workload, target)
+            guess = spaces.best_guess(workload, target)
+            assert (guess is None) == (not sketches), subgraph.name
+            assert guess is None or tvm.ir.structural_equal(guess.mod, sketches[-1].mod), subgraph.name
             scheduled = [*(sketch.mod for sketch in sketches), defaults.cpu_default(workload, target)]
             wanted = outputs(workload, len(subgraph.outputs))
             differences = [
