@@ -29,7 +29,7 @@ _SESSION_TRIALS = 16
 _LIGHT_TRIALS = 8
 #: The first session of a task where much is known of its target: a trained cost model and the schedules
 #: of similar tasks bring what is easily won within a few trials, so that more tasks get theirs early.
-_INFORMED_TRIALS = 4
+_INFORMED_TRIALS = 8
 #: From so many measurements on, of whatever workloads of the target, much is known.
 _WELL_KNOWN_SAMPLES = 96
 #: With so many trials, all failing alike, a task's set-up is broken rather than its candidates.

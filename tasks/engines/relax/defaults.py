@@ -11,6 +11,9 @@ from tvm.target import Target
 
 from tasks.engines.relax import spaces
 
+#: A loop along the last axis that is at least so long is better than one along the reduction.
+_WORTH_A_LOOP = 4
+
 
 def cpu_default(mod: Any, target: Target) -> Any:
     """``mod`` scheduled without any search: tiles in registers, else cores and vectors; as it stands if need be."""
@@ -45,16 +48,21 @@ def _spread(schedule: Schedule, block: Any, lanes: int) -> None:
         return
     sizes = [spaces.extent(schedule, loop) for loop in (*spatial, *reduction)]
     *outer, last = spatial
-    lane = None
+    lane, split = None, False
     if sizes[len(spatial) - 1] % lanes == 0:
         rest, lane = schedule.split(last, [None, lanes])
         schedule.reorder(*outer, rest, *reduction, lane)
         outer.append(rest)
+        split = True
+    elif reduction and outer and sizes[len(spatial) - 1] >= _WORTH_A_LOOP:
+        # Along the last axis lies what is read and written; of a plain loop LLVM makes vectors and a rest.
+        schedule.reorder(*outer, *reduction, last)
+        split = True
     elif reduction or not outer:
         outer.append(last)  # otherwise a plain loop along the last axis, of which LLVM makes vectors
     if outer and math.prod(sizes) >= spaces.WORTH_SHARING:
         schedule.parallel(schedule.fuse(*outer))
+    if reduction and split:
+        schedule.decompose_reduction(block, reduction[0])
     if lane is not None:
-        if reduction:
-            schedule.decompose_reduction(block, reduction[0])
         schedule.vectorize(lane)

@@ -139,18 +139,13 @@ class TaskSearch:
                 self._pool.setdefault(key, measure)
 
     def _pick(self, context: Any, keys: list[str], count: int) -> list[Candidate]:
-        """Take ``count`` of ``keys`` out of the pool, the best predicted first and a few by chance.
-
-        Before all others come the sketches as they stand: each is a kernel that a person would write, they
-        are few, and a model that knows other workloads best would rank them somewhere among hundreds.
-        """
+        """Take ``count`` of ``keys`` out of the pool, the best predicted first and a few by chance."""
         predicted = dict(zip(keys, self._predict(context, [self._pool[key] for key in keys]), strict=True))
         if self._model.booster is not None:
             keys.sort(key=lambda key: predicted[key] or math.inf)
             chance = self._model.random.permutation(keys[count:])[: count // _EXPLORE_EVERY]
             first = keys[: count - len(chance)] + [str(key) for key in chance]
             keys = first + [key for key in keys if key not in first]
-        keys.sort(key=lambda key: key not in self._variants)
         picked = {key: self._pool[key] for key in keys[:count]}
         self._measured.update(picked)
         rest = [key for key in (*keys, *self._pool) if key not in self._measured]

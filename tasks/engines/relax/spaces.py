@@ -33,8 +33,6 @@ _LATENCY = 4
 #: Steps of the reduction's last axis that are unrolled at most, and of the others (a conv's window).
 _MOST_STEPS = 8
 _MOST_WINDOW = 5
-#: Steps of a depthwise conv's window, 3x3, with which padding is computed within the shares.
-_SMALL_WINDOW = 9
 #: Shares of the work that there are at least, so that no core waits long for another.
 _SHARES = 16
 #: Vectors behind the anchor that are written without a loop; a tile in registers never has as many.
@@ -100,10 +98,7 @@ def _sketch(mod: Any, lanes: int, variant: Variant) -> list[tuple[bool, Schedule
         anchor = _prepare(schedule)
         if anchor is None or (variant.padding_inside and not anchor.before):
             return []
-        window = [extent(schedule, loop) for loop in anchor.reduction]
-        # Shares of a depthwise conv with a large window compute much of their padding several times.
-        large = window[-1] == 1 and math.prod(window) > _SMALL_WINDOW
-        good = not variant.turned and variant.padding_inside != (large or not anchor.before)
+        good = not variant.turned and variant.padding_inside == bool(anchor.before)
         return [(good, schedule)] if _tile(schedule, anchor, lanes, variant) else []
     except Exception:
         # TVM raises what it likes where a kernel has another form; then there is no sketch.
@@ -170,7 +165,8 @@ def _tile(schedule: Schedule, anchor: Anchor, lanes: int, variant: Variant) -> b
     vectors, lane = schedule.split(column, [None, lanes])
     # Each share of a depthwise conv computes its own padding: with all rows in a share, once.
     tall_shares = variant.padding_inside and reduction[-1] == 1
-    tiles = _spatial_tiles(schedule, [*outer, vectors], lanes, tall_shares)
+    window = reduction[-2] if reduction[-1] == 1 and len(reduction) > 1 else 0
+    tiles = _spatial_tiles(schedule, [*outer, vectors], _Registers(lanes, window), tall_shares)
     steps = _reduction_steps(schedule, terms)
     first, second, inner = ([tile[place] for tile in tiles] for place in range(3))
     if _has_more_weights(spatial, reduction) != variant.turned:
@@ -214,14 +210,49 @@ def _divisors_of_column(schedule: Schedule, block: Any) -> list[int]:
     return found
 
 
-def _spatial_tiles(schedule: Schedule, loops: Sequence[Any], lanes: int, tall_shares: bool) -> list[list[Any]]:
+@dataclass(frozen=True)
+class _Registers:
+    """What tiles are made for: vectors of ``lanes``, and the width of a depthwise conv's window, 0 for others."""
+
+    lanes: int
+    window: int
+
+    def best_tile(self, rows: int, columns: int) -> tuple[int, int]:
+        """Rows and vectors of the tile that computes most a cycle, and of these the one that reads least."""
+        registers = _MORE_REGISTERS if self.lanes >= 16 else _REGISTERS
+
+        def worth(tile: tuple[int, int]) -> tuple[float, float]:
+            tall, vectors = tile
+            # Two multiplications and two loads a cycle.
+            cycles = max(tall * vectors / 2, self._loads(tall, vectors) / 2, _LATENCY)
+            return tall * vectors / cycles, tall * vectors / (tall + vectors)
+
+        tiles = itertools.product(range(1, _MOST_ROWS + 1), range(1, _MOST_VECTORS + 1))
+        fitting = [(r, v) for r, v in tiles if rows % r == 0 and columns % v == 0 and self._fit(r, v, registers)]
+        return max(fitting, key=worth)
+
+    def _loads(self, tall: int, vectors: int) -> float:
+        """Loads for each multiplication of all accumulators."""
+        if not self.window:
+            return tall + vectors
+        # Neighbours in a row read the same numbers; each channel has weights of its own.
+        return vectors * (tall + 2 * self.window - 1) / self.window
+
+    def _fit(self, tall: int, vectors: int, registers: int) -> bool:
+        """A depthwise conv has its data in vectors too, where others have one number for all lanes."""
+        return tall * vectors <= registers // 2 if self.window else tall * vectors + vectors < registers
+
+
+def _spatial_tiles(
+    schedule: Schedule, loops: Sequence[Any], registers: _Registers, tall_shares: bool
+) -> list[list[Any]]:
     """Each loop in three: shared between cores, walked, in registers. The last one is that of vectors.
 
     ``tall_shares``: cores share the columns alone, where there are enough.
     """
     sizes = [extent(schedule, loop) for loop in loops]
     rows = max((i for i in range(len(loops) - 1) if sizes[i] >= _FEW_ROWS), default=len(loops) - 2)
-    tall, vectors = _tile_sizes(sizes[rows], sizes[-1], _MORE_REGISTERS if lanes >= 16 else _REGISTERS)
+    tall, vectors = registers.best_tile(sizes[rows], sizes[-1])
     shares = math.prod(sizes) // (sizes[rows] * vectors)
     walked = sizes[rows] // tall
     while shares < _SHARES and walked > 1:
@@ -240,20 +271,6 @@ def _spatial_tiles(schedule: Schedule, loops: Sequence[Any], lanes: int, tall_sh
         factors = schedule.sample_perfect_tile(loop, 3, most, decision)
         tiles.append(list(schedule.split(loop, factors)))
     return tiles
-
-
-def _tile_sizes(rows: int, columns: int, registers: int) -> tuple[int, int]:
-    """Rows and vectors of the tile that computes most a cycle, and of these the one that reads least."""
-
-    def worth(tile: tuple[int, int]) -> tuple[float, float]:
-        tall, vectors = tile
-        # Two multiplications and two loads a cycle.
-        cycles = max(tall * vectors / 2, (tall + vectors) / 2, _LATENCY)
-        return tall * vectors / cycles, tall * vectors / (tall + vectors)
-
-    tiles = itertools.product(range(1, _MOST_ROWS + 1), range(1, _MOST_VECTORS + 1))
-    fitting = [(r, v) for r, v in tiles if rows % r == 0 and columns % v == 0 and r * v + v < registers]
-    return max(fitting, key=worth)
 
 
 def _reduction_steps(schedule: Schedule, loops: Sequence[Any]) -> list[list[Any]]:
