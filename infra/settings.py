@@ -58,7 +58,9 @@ class Settings(BaseSettings):
     measure_cooldown_ms: int = Field(
         default=0, ge=0, description="Pause between a candidate's first call and its timing."
     )
-    measure_flush_cache: bool = Field(default=False, description="Flush the cache (on a GPU, the L2) before each repeat.")
+    measure_flush_cache: bool = Field(
+        default=False, description="Flush the cache (on a GPU, the L2) before each repeat."
+    )
 
     scheduler: str = Field(
         default="", description="Dask scheduler of the fleet, tls://host:port; without one, this machine measures."
