@@ -30,7 +30,7 @@ from benchmarks.randomised_model import randomise
 from infra.object_store import open_store
 from infra.record_store import RecordStore
 from tasks.engines.child import ChildOptions, EngineChild
-from tasks.engines.interface import BuildRequest, ExecutionRequest, best_first
+from tasks.engines.interface import BuildRequest, ExecutionRequest, best_first, is_outdated
 from tasks.engines.measuring.workshop import DEFAULT_KEY
 from tasks.import_model import OnnxRuntimeModel, import_model_file, seeded_inputs
 from tasks.model_source import fetch
@@ -195,10 +195,10 @@ def _best(bench: Bench, fused: FusedModule) -> dict[str, tuple[TuningRecord, ...
         ).load(keys)
     else:
         stored = bench.stored
-    mine = {
-        key: best_first([record for record in stored.get(key, ()) if record.target_key == info.target.key])
-        for key in keys
+    usable = {
+        key: [r for r in stored.get(key, ()) if r.target_key == info.target.key and not is_outdated(r)] for key in keys
     }
+    mine = {key: best_first(records) for key, records in usable.items()}
     return {key: records[:1] for key, records in mine.items() if records}
 
 

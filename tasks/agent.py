@@ -33,6 +33,7 @@ from infra.record_store import RecordStore
 from infra.sample_store import SampleStore
 from infra.settings import settings
 from tasks.engines.child import ChildOptions, EngineChild
+from tasks.engines.interface import is_outdated
 from tasks.engines.wire import to_plain
 from tasks.errors import EngineUnavailable, FleetError, StoreError
 from tasks.records import EngineInfo, Session, SessionResult, TuningRecord, TuningTask
@@ -183,7 +184,8 @@ class Running:
         known = patiently("reading records", lambda: self.records.load(keys), self._patience_s)
         self._fetch_samples(session.run_id)
         placed = replace(session, tasks=tasks)
-        outcome = run_session(self.host, placed, [record for found in known.values() for record in found])
+        records = [record for found in known.values() for record in found if not is_outdated(record)]
+        outcome = run_session(self.host, placed, records)
         try:
             self.samples.publish_session(session.run_id, session.session_id)
         except StoreError as error:

@@ -20,6 +20,7 @@ from infra.record_store import RecordStore
 from infra.run_log import RunLog
 from infra.sample_store import SampleStore
 from tasks.engines.child import ChildOptions, EngineChild
+from tasks.engines.interface import is_outdated
 from tasks.errors import TrackingError
 from tasks.records import Failure, MeasureSettings, TuningRecord, TuningTask
 from tasks.sessions import SessionHost, SessionOutcome
@@ -73,10 +74,11 @@ class RecordBook:
         self.new = 0
 
     def load(self, stored: Mapping[str, Iterable[TuningRecord]]) -> None:
-        """Take over records of earlier runs."""
+        """Take over records of earlier runs, but for default schedules that are no longer built."""
         for records in stored.values():
             for record in records:
-                self.reused += self._put(record)
+                if not is_outdated(record):
+                    self.reused += self._put(record)
 
     def add(self, record: TuningRecord) -> None:
         """Take in a record of this run; one that is there already counts once."""

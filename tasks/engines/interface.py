@@ -83,6 +83,16 @@ class Engine(Protocol):
         """Run an artifact in a process of its own."""
 
 
+#: The version of an engine's default schedules, to be raised when they change. A record of one has no schedule that
+#: could be replayed: the version, as its ``implementation``, is all that tells what was measured.
+DEFAULT_SCHEDULES = {"relax": "tiles-2"}
+
+
+def is_outdated(record: TuningRecord) -> bool:
+    """Is this the measurement of a default schedule that is no longer built?"""
+    return not record.schedule and record.implementation != DEFAULT_SCHEDULES.get(record.engine, "")
+
+
 def best_first(records: Sequence[TuningRecord]) -> tuple[TuningRecord, ...]:
     """Measured records, one a candidate, fastest first; a confirmation overrides the search's figure.
 

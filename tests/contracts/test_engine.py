@@ -26,7 +26,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tasks.engines.child import ChildOptions, EngineChild
-from tasks.engines.interface import BuildRequest, ExecutionRequest, best_first
+from tasks.engines.interface import BuildRequest, ExecutionRequest, best_first, is_outdated
 from tasks.engines.measuring.journal import read_journal
 from tasks.engines.wire import to_line
 from tasks.errors import DeviceBusy, EngineCrashed, ModelError, StoreError, TargetError
@@ -249,6 +249,10 @@ def test_a_default_session_measures_each_task_once(defaults: Heard) -> None:
         assert record.measurement.settings == QUICK
         assert len(record.measurement.latencies_us) == QUICK.repeat
     assert defaults.result.failures == {}
+
+
+def test_a_default_says_which_version_of_the_schedules_it_is(defaults: Heard) -> None:
+    assert not any(is_outdated(record) for record in defaults.records)
 
 
 def test_a_default_that_is_known_is_not_measured_again(sessions: Sessions, defaults: Heard) -> None:

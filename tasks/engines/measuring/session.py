@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tasks.engines.interface import best_first
+from tasks.engines.interface import DEFAULT_SCHEDULES, best_first
 from tasks.engines.measuring.journal import Journal, read_journal
 from tasks.engines.measuring.pipeline import Job, Outcome, Pipeline, never
 from tasks.engines.measuring.workshop import (
@@ -129,7 +129,10 @@ class SessionRunner:
             if self._is_over(progress):
                 break
             batch = tasks[start:end]
-            trials = {task.workload_key: _Trial(task, DEFAULT_KEY, "", "default") for task in batch}
+            version = DEFAULT_SCHEDULES.get(self._around.engine, "")
+            trials = {
+                task.workload_key: _Trial(task, DEFAULT_KEY, "", "default", implementation=version) for task in batch
+            }
             self._measure(progress, [self._default_job(progress.session, task) for task in batch], trials)
 
     def _search(self, progress: _Progress, known: Sequence[TuningRecord]) -> tuple[bool, str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
-from tasks.engines.interface import best_first
+from tasks.engines.interface import DEFAULT_SCHEDULES, best_first, is_outdated
 from tasks.records import TuningRecord
+from tasks.run import RecordBook
 from tests.infra import sample_records as samples
 
 
@@ -56,3 +58,15 @@ def test_a_failed_confirmation_is_no_confirmation() -> None:
 def test_a_confirmed_candidate_slower_than_the_default_does_not_replace_it() -> None:
     records = [found("default", 100.0, "default"), found("a", 90.0), found("a", 120.0, "confirm")]
     assert keys(*records)[0] == "default"
+
+
+def test_a_default_schedule_that_is_built_no_more_is_not_taken_over() -> None:
+    version = DEFAULT_SCHEDULES["relax"]
+    old, now = (samples.record(schedule="", phase="default", implementation=name) for name in ("", version))
+    found = samples.record(1, schedule="[]", implementation="")
+    book = RecordBook()
+    book.load({old.workload_key: [old, replace(now, record_id="now"), replace(found, record_id="found")]})
+
+    assert [is_outdated(record) for record in (old, now, found)] == [True, False, False]
+    assert {record.record_id for record in book.of(old.workload_key)} == {"now", "found"}
+    assert book.reused == 2
