@@ -33,7 +33,8 @@ def log_outcome(run: TuningRun) -> None:
     states = [plan.state_of(t, run.book.of(t.workload_key), t.workload_key in known) for t in run.tasks]
     tracking = Tracking(settings().tracking)
     tracking.set_tags(run.log.run_id, {ENDED_TAG: run.ended})
-    tracking.log_metrics(run.log.run_id, [(REMAINING, plan.remaining_share(states), time.time_ns() // 1_000_000, 0)])
+    share = plan.remaining_share(states, run.gains_before)
+    tracking.log_metrics(run.log.run_id, [(REMAINING, share, time.time_ns() // 1_000_000, 0)])
 
 
 def last_finished(tracking: Tracking, experiment_id: str, request: Request) -> LastRun | None:

@@ -18,6 +18,7 @@ from flows.parameters import TuneParameters
 from infra.background_log import BackgroundLog
 from infra.cluster import security
 from infra.dead_runs import end_dead_run
+from infra.gain_store import GainStore
 from infra.lease import Lease
 from infra.object_store import open_store
 from infra.patience import patiently
@@ -170,6 +171,7 @@ def _start_log(run: TuningRun, model: ModelFile, parameters: TuneParameters) -> 
     info = run.engine.describe()
     run.records = RecordStore(run.store, info.engine, info.tvm_version, info.target.key, config.home / "cache")
     run.samples = SampleStore(run.store, info, config.home)
+    run.gains = GainStore(run.store, info)
     _take_lease(run, model)
     described = {
         **parameters.model_dump(exclude={"shapes"}), "target": info.target.spec, "target_key": info.target.key,

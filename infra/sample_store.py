@@ -15,8 +15,6 @@ from __future__ import annotations
 import io
 import time
 import uuid
-import zipfile
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -89,14 +87,6 @@ class SampleStore:
         for path in files:
             path.unlink()
         return len(merged["lengths"])
-
-    def count(self) -> int:
-        """How many measurements the files here hold."""
-        total = 0
-        for path in self.folder.glob("*.npz"):
-            with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile), np.load(path) as stored:
-                total += len(stored["lengths"])
-        return total
 
     def unpublished(self) -> set[str]:
         """The runs whose sessions left files here without becoming an object: they died."""

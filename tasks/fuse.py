@@ -64,4 +64,7 @@ def _fetch_samples(run: TuningRun) -> None:
         run.samples.fetch()
     except StoreError as error:
         logger.warning("%s; the cost model starts from what is on this machine", error)
-    run.known_samples = run.samples.count()
+    try:
+        run.gains_before = run.gains.load() if run.gains is not None else {}
+    except (StoreError, ValueError) as error:
+        logger.warning("%s; the first sessions go by the roofline alone", error)

@@ -10,6 +10,7 @@ the last session really gave, and never exceeds what is left above that speed.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -27,17 +28,19 @@ _LEAST_ROOM = 0.02
 _LIGHT_SHARE = 0.02
 _SESSION_TRIALS = 16
 _LIGHT_TRIALS = 8
-#: The first session of a task where much is known of its target: a trained cost model and the schedules
-#: of similar tasks bring what is easily won within a few trials, so that more tasks get theirs early.
-_INFORMED_TRIALS = 8
-#: From so many measurements on, of whatever workloads of the target, much is known.
-_WELL_KNOWN_SAMPLES = 96
+#: What the roofline promises counts as so many first sessions when it is weighed against those that were run.
+_ROOFLINE_WEIGHT = 1.0
+#: However many there were: kernels of one operator are not all alike.
+_MOST_SESSIONS = 8
 #: With so many trials, all failing alike, a task's set-up is broken rather than its candidates.
 _FAILING_TRIALS = 8
 #: Before anything ran fast: FLOPs per second and bytes per second that one core surely reaches.
 _MODEST_FLOPS = 10e9
 _MODEST_BANDWIDTH = 4e9
 _NONE: Mapping[str, int] = MappingProxyType({})
+#: The gains of first sessions by operator, of this run and others.
+Gains = Mapping[str, Sequence[float]]
+NO_GAINS: Gains = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -60,14 +63,10 @@ class TaskState:
 
 @dataclass(frozen=True)
 class Limits:
-    """What may still be spent: trials (None: no limit), and the least that every task is given.
-
-    ``known_samples``: how many measurements of the target the cost model can learn from.
-    """
+    """What may still be spent: trials (None: no limit), and the least that every task is given."""
 
     trials_left: int | None
     floor_trials: int = 0
-    known_samples: int = 0
 
 
 @dataclass(frozen=True)
@@ -117,11 +116,14 @@ def model_latency_us(states: Sequence[TaskState], untuned: bool = False) -> floa
     return sum(state.cost_us for state in states)
 
 
-def next_session(states: Sequence[TaskState], limits: Limits, in_flight: Mapping[str, int] = _NONE) -> Decision:
+def next_session(
+    states: Sequence[TaskState], limits: Limits, in_flight: Mapping[str, int] = _NONE, gains_before: Gains = NO_GAINS
+) -> Decision:
     """The session that is expected to gain most, or why there is none.
 
     ``in_flight`` counts the sessions that run now, by workload key: until they end, a task is planned
-    as if they had brought what such a session brings on average.
+    as if they had brought what such a session brings on average. ``gains_before`` is what first sessions
+    gained in earlier runs.
     """
     if limits.trials_left is not None and limits.trials_left <= 0:
         return Decision(None, 0, "the trial budget is spent")
@@ -131,9 +133,9 @@ def next_session(states: Sequence[TaskState], limits: Limits, in_flight: Mapping
         if state.trials < limits.floor_trials and not in_flight.get(state.task.workload_key):
             trials = _capped(limits.floor_trials - state.trials, limits)
             return Decision(state.task, trials, f"floor: {state.trials} of {limits.floor_trials} trials")
-    speed = _demonstrated_speed(states)
+    knowledge = Knowledge.of(states, gains_before)
     gains = {
-        state.task.workload_key: expected_gain_us(state, speed, in_flight.get(state.task.workload_key, 0))
+        state.task.workload_key: expected_gain_us(state, knowledge, in_flight.get(state.task.workload_key, 0))
         for state in open_states
     }
     best = max(open_states, key=lambda state: gains[state.task.workload_key], default=None)
@@ -144,8 +146,6 @@ def next_session(states: Sequence[TaskState], limits: Limits, in_flight: Mapping
         return Decision(None, 0, f"no session is expected to gain more than {gain_us:.1f} us of {total_us:.0f} us")
     number = len(best.gains) + in_flight.get(best.task.workload_key, 0) + 1
     size = _LIGHT_TRIALS if best.cost_us < _LIGHT_SHARE * total_us else _SESSION_TRIALS
-    if number == 1 and limits.known_samples >= _WELL_KNOWN_SAMPLES:
-        size = _INFORMED_TRIALS
     reason = (
         f"expected gain {gain_us:.0f} us of {total_us:.0f} us: {best.cost_us / total_us:.1%} of the model, "
         f"session {number}"
@@ -153,27 +153,60 @@ def next_session(states: Sequence[TaskState], limits: Limits, in_flight: Mapping
     return Decision(best.task, _capped(size, limits), reason)
 
 
-def expected_gain_us(state: TaskState, speed: tuple[float, float], in_flight: int = 0) -> float:
+@dataclass(frozen=True)
+class Knowledge:
+    """What tells how much a session may gain: the best speed that any task has reached, and earlier gains."""
+
+    speed: tuple[float, float]
+    first_gains: Gains
+
+    @classmethod
+    def of(cls, states: Sequence[TaskState], gains_before: Gains = NO_GAINS) -> Knowledge:
+        """What this run's states and earlier runs tell."""
+        found = {operator: list(gains) for operator, gains in gains_before.items()}
+        for operator, gains in first_gains(states).items():
+            found.setdefault(operator, []).extend(gains)
+        return cls(_demonstrated_speed(states), found)
+
+    def first_gain(self, operator: str, room: float) -> float:
+        """What a first session is expected to gain: ``room``, as far as others of its operator do not tell better."""
+        known = self.first_gains.get(operator, ())
+        if not known:
+            return room
+        weight = min(len(known), _MOST_SESSIONS)
+        return (_ROOFLINE_WEIGHT * room + weight * statistics.mean(known)) / (_ROOFLINE_WEIGHT + weight)
+
+
+def first_gains(states: Sequence[TaskState]) -> dict[str, list[float]]:
+    """What the first session of each task gained, by operator."""
+    found: dict[str, list[float]] = {}
+    for state in states:
+        if state.gains:
+            found.setdefault(state.task.subgraph.anchor_operator, []).append(state.gains[0])
+    return found
+
+
+def expected_gain_us(state: TaskState, knowledge: Knowledge, in_flight: int = 0) -> float:
     """What one more session of this task, beside those ``in_flight``, is expected to save in a run of the model."""
     if state.best_us is None:
         return 0.0
-    floor_us = _floor_us(state.task, speed)
+    floor_us = _floor_us(state.task, knowledge.speed)
     room = max(0.0, 1.0 - floor_us / state.best_us)
     searched = len(state.gains) + in_flight
     # Even at the demonstrated speed a schedule may be improved; the model's own record is no law.
     room = max(room, _LEAST_ROOM)
     if searched == 0:
-        return state.cost_us * room
+        return state.cost_us * knowledge.first_gain(state.task.subgraph.anchor_operator, room)
     rate = _LATER_RATES[min(searched - 1, len(_LATER_RATES) - 1)]
     if searched > 1 and state.gains:
         rate = 0.5 * rate + 0.5 * 0.5 * state.gains[-1]
     return state.cost_us * min(rate, room)
 
 
-def remaining_share(states: Sequence[TaskState]) -> float:
+def remaining_share(states: Sequence[TaskState], gains_before: Gains = NO_GAINS) -> float:
     """What one more session of every open task is expected to save, as a share of the model's latency."""
-    speed = _demonstrated_speed(states)
-    gain_us = sum(expected_gain_us(state, speed) for state in states if not _why_closed(state))
+    knowledge = Knowledge.of(states, gains_before)
+    gain_us = sum(expected_gain_us(state, knowledge) for state in states if not _why_closed(state))
     return gain_us / (model_latency_us(states) or 1.0)
 
 

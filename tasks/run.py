@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from infra.gain_store import GainStore
 from infra.lease import Lease
 from infra.object_store import ObjectStore
 from infra.record_store import RecordStore
@@ -126,7 +127,8 @@ class TuningRun:
     started: float = field(default_factory=time.time)
     records: RecordStore | None = None
     samples: SampleStore | None = None
-    known_samples: int = 0
+    gains: GainStore | None = None
+    gains_before: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     log: RunLog | None = None
     tasks: tuple[TuningTask, ...] = ()
     exhausted: set[str] = field(default_factory=set)

@@ -14,7 +14,7 @@ from typing import TypeVar
 from tasks import plan
 from tasks.engines.interface import best_first
 from tasks.errands import Finished
-from tasks.errors import TuningFailed
+from tasks.errors import StoreError, TuningFailed
 from tasks.records import Session, TuningRecord, TuningTask, short_hash
 from tasks.run import Progress, TuningRun
 from tasks.sessions import Errand
@@ -77,7 +77,24 @@ def search(run: TuningRun, budget_of: Callable[[], Budget]) -> str:
         return None if session is None else _errand(run, f"search {session.task.name}", [session])
 
     _keep_busy(run, next_errand, lambda _: None)
+    _publish_gains(run)
     return reason
+
+
+def _publish_gains(run: TuningRun) -> None:
+    """Tell later runs what the first sessions of this one gained; they can do without."""
+    if run.gains is None:
+        return
+    here = []
+    for tuning_task in run.tasks:
+        records = run.book.of(tuning_task.workload_key)
+        first = min((r for r in records if r.phase == "search"), key=lambda r: r.started_at, default=None)
+        if first is not None and first.run_id == run.run_id:
+            here.append(plan.state_of(tuning_task, records))
+    try:
+        run.gains.publish(run.run_id, plan.first_gains(here))
+    except StoreError as error:
+        logger.warning("%s; later runs do without what this one's sessions gained", error)
 
 
 def confirm(run: TuningRun) -> str:
@@ -118,8 +135,9 @@ def plan_session(run: TuningRun, budget: Budget) -> tuple[Session | None, str]:
     slices = _slices(run, states)
     free = {s.task.workload_key: _free_slice(s.task.workload_key, out, slices) for s in states}
     open_now = [replace(s, exhausted=s.exhausted or free[s.task.workload_key] is None) for s in states]
-    limits = plan.Limits(left, budget.floor_trials, run.known_samples + searched_trials(run))
-    decision = plan.next_session(open_now, limits, Counter(session.task.workload_key for session in out))
+    limits = plan.Limits(left, budget.floor_trials)
+    in_flight = Counter(session.task.workload_key for session in out)
+    decision = plan.next_session(open_now, limits, in_flight, run.gains_before)
     show_progress(run, states, budget)
     if decision.task is None:
         return None, decision.reason

@@ -34,9 +34,7 @@ def test_sessions_become_one_object_that_another_machine_fetches(tmp_path: Path)
     assert here.unpublished() == set()
     assert len(list(here.folder.glob("*.npz"))) == 1
     assert here.fetch() == 0, "what was published here is here already"
-    assert there.count() == 0
     assert there.fetch() == 1
-    assert here.count() == there.count() == 3
     (path,) = there.folder.glob("*.npz")
     with np.load(path, allow_pickle=False) as stored:
         assert stored["latencies_us"].tolist() == [1.0, 2.0, 3.0]

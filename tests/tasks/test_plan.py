@@ -11,12 +11,15 @@ import pytest
 
 from tasks.plan import (
     PATIENCE,
+    Knowledge,
     Limits,
     TaskState,
     closed_tasks,
     expected_gain_us,
+    first_gains,
     model_latency_us,
     next_session,
+    remaining_share,
     state_of,
 )
 from tasks.records import Failure, TuningRecord, TuningTask
@@ -130,7 +133,7 @@ def test_a_task_that_still_improves_is_preferred() -> None:
 
 def test_expected_gains_fall_from_session_to_session() -> None:
     speed = (1e12, 1e12)
-    gains = [expected_gain_us(state(0, 1000.0, gains=(0.0,) * n), speed) for n in range(6)]
+    gains = [expected_gain_us(state(0, 1000.0, gains=(0.0,) * n), Knowledge(speed, {})) for n in range(6)]
 
     assert gains == sorted(gains, reverse=True)
     assert 0 < gains[-1] < gains[0] < 1000.0
@@ -138,7 +141,7 @@ def test_expected_gains_fall_from_session_to_session() -> None:
 
 def test_what_cannot_be_saved_is_not_expected() -> None:
     # 1 GFLOP/s is this machine's record, and the task runs at half of it: half can be saved at most.
-    assert expected_gain_us(state(0, 4000.0), (1e9, 1e12)) == pytest.approx(2000.0)
+    assert expected_gain_us(state(0, 4000.0), Knowledge((1e9, 1e12), {})) == pytest.approx(2000.0)
 
 
 @pytest.mark.parametrize("latency_us", [1.0, 20.0, 1000.0])
@@ -215,11 +218,33 @@ def test_a_light_task_gets_a_smaller_session() -> None:
     assert 0 < light.trials < alone.trials
 
 
-def test_a_first_session_is_small_where_much_is_known_of_the_target() -> None:
-    first, later = state(0, 1e6), state(0, 1e6, gains=(0.5,), trials=4)
+def test_first_sessions_go_where_those_of_the_same_operator_gained_before() -> None:
+    conv, softmax = state(0, 1e6), state(1, 4e5)
+    softmax = replace(
+        softmax, task=replace(softmax.task, subgraph=replace(softmax.task.subgraph, anchor_operator="softmax"))
+    )
+    states = [conv, softmax]
+    poor_convs = {"conv2d": (0.01, 0.0, 0.02)}
 
-    assert next_session([first], Limits(None, known_samples=10_000)).trials < next_session([first], NO_LIMIT).trials
-    assert next_session([later], Limits(None, known_samples=10_000)).trials == next_session([later], NO_LIMIT).trials
+    assert next_session(states, NO_LIMIT).task == conv.task
+    assert next_session(states, NO_LIMIT, gains_before=poor_convs).task == softmax.task
+    assert next_session(states, NO_LIMIT, gains_before={"softmax": (0.0, 0.0, 0.0)}).task == conv.task
+    # What is learned in the run itself counts as well.
+    tried = [state(number, 3e5, gains=(0.0,), trials=16) for number in (2, 3, 4)]
+    assert next_session([*states, *tried], NO_LIMIT).task == softmax.task
+    assert remaining_share(states, poor_convs) < remaining_share(states)
+
+
+def test_no_number_of_sessions_makes_an_operator_hopeless() -> None:
+    many = {"conv2d": (0.0,) * 1000}
+
+    assert expected_gain_us(state(0, 1e6), Knowledge.of([state(0, 1e6)], many)) > 0.02 * 1e6
+
+
+def test_the_gains_of_first_sessions_by_operator() -> None:
+    states = [state(0, 1e6, gains=(0.3, 0.1), trials=32), state(1, 1e6, gains=(0.2,), trials=16), state(2, 1e6)]
+
+    assert first_gains(states) == {"conv2d": [0.3, 0.2]}
 
 
 def test_a_task_that_is_being_searched_yields_to_the_next_best() -> None:
