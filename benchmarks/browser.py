@@ -69,7 +69,7 @@ class Page:
 
 
 @contextmanager
-def open_browser(width: int = 1100, height: int = 900) -> Iterator[Page]:
+def open_browser(width: int = 1600, height: int = 1000) -> Iterator[Page]:
     """A browser with one tab and an empty profile. Raises RuntimeError where there is no Chromium."""
     path = chromium()
     if path is None:
