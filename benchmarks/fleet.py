@@ -94,6 +94,8 @@ def _simulated(arguments: argparse.Namespace) -> tuple[list[Row], dict[str, Any]
         gaps = "{:.1f} s (95%: {:.1f} s)".format(*each.gaps_s)
         rows.append((f"{each.agents} simulated devices", f"{text}, {each.doubled} measured twice"))
         rows.append((f"{each.agents} devices, from a session's end to the next trial", gaps))
+        cpu = ", ".join(f"{part} {seconds:.2f}" for part, seconds in sorted(each.cpu_s.items()))
+        rows.append((f"{each.agents} devices, CPU seconds a session", cpu))
         if f"efficiency_{each.agents}" in KEYS:
             values[f"efficiency_{each.agents}"] = round(efficiency, 3)
     return rows, values

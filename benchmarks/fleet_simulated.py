@@ -34,6 +34,11 @@ ROOT = Path(__file__).parent.parent
 _TOGETHER = 16
 _TASKS = 96
 _START_S = 300.0
+#: The parts of a fleet and what is found in their command lines.
+_PARTS = {
+    "flow": "fleet_simulated run", "agents": "fleet_simulated agents", "devices": "simulated_engine",
+    "scheduler": "flows.cli scheduler", "Prefect server": "prefect server start",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,8 @@ class Throughput:
     """Trials a second of ``agents`` devices, and the share of this machine's cores that all of it took.
 
     ``gaps_s``: the median and the 95th percentile of what lay between a session's last trial and the next
-    session's first on the same device, its search of ``SEARCH_S`` included.
+    session's first on the same device, its search of ``SEARCH_S`` included. ``cpu_s``: CPU seconds that each
+    part of the fleet took for a session.
     """
 
     agents: int
@@ -49,6 +55,7 @@ class Throughput:
     busy: float
     doubled: int
     gaps_s: tuple[float, float]
+    cpu_s: dict[str, float]
 
 
 def throughputs(counts: Sequence[int], seconds: float) -> list[Throughput]:
@@ -176,17 +183,35 @@ def run_once(agents: int, seconds: float) -> Throughput:
             run.records.put_workload(task.workload_key, b"{}")
             run.book.add(_default(task))
         psutil.cpu_percent()
-        started = time.time()
+        before, started = _cpu_by_part(), time.time()
         search(run, lambda: Budget(stop_at=started + seconds))
         busy, elapsed = psutil.cpu_percent() / 100, time.time() - started
+        sessions = max(1, len({record.session_id for record in run.book.of_run(run.run_id)}))
+        cpu_s = {part: (spent - before.get(part, 0.0)) / sessions for part, spent in _cpu_by_part().items()}
         measured = run.book.of_run(run.run_id)
         stored = [record for found in run.records.load().values() for record in found]
         distinct = {record.candidate_key for record in stored if record.phase == "search"}
         fleet.close()
         doubled = len(measured) - len(distinct)
-        return Throughput(agents, len(measured) / elapsed, busy, doubled, _gaps_s(measured))
+        return Throughput(agents, len(measured) / elapsed, busy, doubled, _gaps_s(measured), cpu_s)
 
     return simulated()
+
+
+def _cpu_by_part() -> dict[str, float]:
+    """CPU seconds so far of this process and of those that its environment's fleet and Prefect server consist of."""
+    port = os.environ["PREFECT_API_URL"].split(":")[2].split("/")[0]
+    spent: dict[str, float] = defaultdict(float)
+    for process in psutil.process_iter(["cmdline", "cpu_times"]):
+        line = " ".join(process.info["cmdline"] or [])
+        part = next((name for name, text in _PARTS.items() if text in line), "")
+        try:
+            theirs = process.environ().get("TUNEWRIGHT_HOME") == os.environ["TUNEWRIGHT_HOME"]
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        if part and (theirs or (part == "Prefect server" and port in line)):
+            spent[part] += process.info["cpu_times"].user + process.info["cpu_times"].system
+    return dict(spent)
 
 
 def _gaps_s(records: Sequence[TuningRecord]) -> tuple[float, float]:
