@@ -30,6 +30,7 @@ from infra.settings import settings
 from tasks import plan
 from tasks.bisect import prove
 from tasks.build import build_tuned, build_untuned
+from tasks.engines.interface import DEFAULT_SCHEDULES
 from tasks.errors import InputError, TunewrightError
 from tasks.explain import explain
 from tasks.fuse import extract, fuse, translate
@@ -171,7 +172,7 @@ def _start_log(run: TuningRun, model: ModelFile, parameters: TuneParameters) -> 
     info = run.engine.describe()
     run.records = RecordStore(run.store, info.engine, info.tvm_version, info.target.key, config.home / "cache")
     run.samples = SampleStore(run.store, info, config.home)
-    run.gains = GainStore(run.store, info)
+    run.gains = GainStore(run.store, info, DEFAULT_SCHEDULES.get(info.engine, ""))
     _take_lease(run, model)
     described = {
         **parameters.model_dump(exclude={"shapes"}), "target": info.target.spec, "target_key": info.target.key,

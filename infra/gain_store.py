@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 from infra.object_store import ObjectStore, checked_key
 from infra.record_store import READERS
-from tasks.engines.interface import DEFAULT_SCHEDULES
 from tasks.records import EngineInfo
 
 #: Runs that are looked at, the latest ones.
@@ -25,10 +24,11 @@ _RUNS = 32
 class GainStore:
     """The gains of one engine, TVM version and target, over one version of its default schedules."""
 
-    def __init__(self, store: ObjectStore, info: EngineInfo) -> None:
+    def __init__(self, store: ObjectStore, info: EngineInfo, defaults: str) -> None:
+        """``defaults``: the version of the engine's default schedules, empty for an engine that has but one."""
         self._store = store
-        version = DEFAULT_SCHEDULES.get(info.engine, "first")
-        self._prefix = checked_key(f"gains/{info.engine}/{info.tvm_version}/{info.target.key}/{version}")
+        place = f"{info.engine}/{info.tvm_version}/{info.target.key}/{defaults or 'first'}"
+        self._prefix = checked_key(f"gains/{place}")
 
     def publish(self, run_id: str, gains: Mapping[str, Sequence[float]]) -> None:
         """Store what a run's first sessions gained; of a run once, and nothing for nothing. Raises StoreError."""

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
+from flows import results_commands
 from flows.cli import app
 from infra.champion import find_champion
 from infra.object_store import DirectoryStore
@@ -31,7 +33,7 @@ def environment(mlflow_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     values = {"TRACKING_URI": mlflow_url, "HOME": str(tmp_path / "home"), "STORE": str(tmp_path / "store")}
     for name, value in values.items():
         monkeypatch.setenv(f"TUNEWRIGHT_{name}", value)
-    monkeypatch.setenv("COLUMNS", "250")
+    monkeypatch.setattr(results_commands, "console", Console(width=250))
     settings.cache_clear()
     yield
     settings.cache_clear()
