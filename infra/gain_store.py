@@ -1,6 +1,8 @@
 """What the first search session of a task has gained, by operator: a small object a run.
 
-    gains/<engine>/<tvm version>/<target key>/<run id>.json    {"conv2d": [0.04, 0.0], "softmax": [0.61]}
+    gains/<engine>/<tvm version>/<target key>/<version of the default schedules>/<run id>.json
+
+An object is JSON, {"conv2d": [0.04, 0.0], "softmax": [0.61]}.
 
 A gain is the share of the latency that the session took away. Where defaults are good already and where
 they are not is a property of engine and target, not of one model.
