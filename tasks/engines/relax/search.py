@@ -116,7 +116,9 @@ class TaskSearch:
         context = self._searching(seed)
         index, slices = self.part
         mine: list[str] = []
-        self._fill_pool(self._variants.values())
+        for key, measure in self._variants.items():
+            if key not in self._measured:
+                self._pool.setdefault(key, measure)
         # Of a slice each round brings only its share; a whole space is content with any candidate.
         for _ in range(_EMPTY_ROUNDS * slices):
             self._fill_pool(context.generate_measure_candidates() or [])
