@@ -196,26 +196,27 @@ def _count(folder: Path, run: MadeUpRun) -> tuple[int, int]:
             for child in children.get(run.task(number).workload_key, ()):
                 sql = "SELECT key, step, timestamp, value FROM metrics WHERE run_uuid = ?"
                 found.update(row for row in database.execute(sql, (child,)) if row[0] in _CURVES)
-            given = _given(run, number)
-            lost += len({(step, at) for _, step, at, _ in given - found})
+            wanted, best = _given(run, number)
+            lost += len({(step, at) for _, step, at, _ in wanted - found})
             at_one_point = Counter((key, step, at) for key, step, at, _ in found.elements())
-            doubled += sum(count - 1 for count in at_one_point.values()) + sum((found - given).values())
+            doubled += sum(count - 1 for count in at_one_point.values()) + sum((found - wanted - best).values())
     return lost, doubled
 
 
-def _given(run: MadeUpRun, number: int) -> Rows:
-    """The rows that a task's records must leave."""
+def _given(run: MadeUpRun, number: int) -> tuple[Rows, Rows]:
+    """The rows that a task's records must leave, and points that the curve of the best latency may have besides."""
     rows: Rows = Counter()
+    curve: Rows = Counter()
     best = float("inf")
     for record in run.records(number):
         at = int(record.started_at * 1000)
         if record.latency_us is not None:
-            best = min(best, record.latency_us)
+            falls, best = record.latency_us < best, min(best, record.latency_us)
             rows["latency_us", record.trial, at, record.latency_us] += 1
-            rows["best_latency_us", record.trial, at, best] += 1
+            (rows if falls else curve)["best_latency_us", record.trial, at, best] += 1
         if record.predicted_us is not None:
             rows["predicted_us", record.trial, at, record.predicted_us] += 1
-    return rows
+    return rows, curve
 
 
 def _look(url: str, nights: list[MadeUpRun], images: Path | None) -> float:

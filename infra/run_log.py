@@ -44,7 +44,7 @@ WORKLOAD_TAG = "tunewright.workload_key"
 PARENT_TAG = "mlflow.parentRunId"
 NOTE_TAG = "mlflow.note.content"
 FAILURE_TAG = "tunewright.failure"
-#: The metrics of a child run that have a row a trial.
+#: The metrics of a child run that have a row a trial; the best latency where it changes, see TaskLog.
 CURVES = ("latency_us", "best_latency_us", "predicted_us", "confirm_latency_us")
 #: Child runs whose files are sent at a time: most of it is waiting for MLflow.
 _SENDERS = 4
@@ -202,7 +202,8 @@ class RunLog:
         self._tracking.log_params(self.run_id, _final_params(summary))
         self._send(self.run_id, _final_metrics(summary, ended))
         for log in self._logs.values():
-            self._send(log.run_id, _task_metrics(log))
+            end_of_curve = [_best_row(*log.pending)] if log.pending else []
+            self._send(log.run_id, [*end_of_curve, *_task_metrics(log)])
             note = task_note(log, summary.reasons.get(log.task.name, ""))
             self._tracking.set_tags(log.run_id, {NOTE_TAG: note})
         changed = what_changed(find_previous(self._tracking, self._experiment_id, self.run_id, summary), summary)
@@ -320,19 +321,21 @@ def _task_params(task: TuningTask) -> dict[str, object]:
 
 
 def _curves(log: TaskLog, new: Sequence[TuningRecord]) -> list[tuple[str, float, int, int]]:
-    """The rows of ``new``: one a trial, whatever is measured later of the trials before it."""
-    metrics = []
-    for record, best in log.curve_of(new):
-        at = _milliseconds(record)
-        metrics.append(("latency_us", float(record.latency_us or 0.0), at, record.trial))
-        metrics.append(("best_latency_us", best, at, record.trial))
+    """The rows of ``new``: one a trial, of the best latency fewer; whatever is measured later of the trials before."""
+    metrics = [_best_row(*point) for point in log.best_points(new)[0]]
     for record in new:
         at = _milliseconds(record)
+        if record.phase != "confirm" and record.latency_us is not None:
+            metrics.append(("latency_us", record.latency_us, at, record.trial))
         if record.predicted_us is not None and math.isfinite(record.predicted_us):
             metrics.append(("predicted_us", record.predicted_us, at, record.trial))
         if record.phase == "confirm" and record.latency_us is not None:
             metrics.append(("confirm_latency_us", record.latency_us, at, record.trial))
     return metrics
+
+
+def _best_row(record: TuningRecord, best_us: float) -> tuple[str, float, int, int]:
+    return "best_latency_us", best_us, _milliseconds(record), record.trial
 
 
 def _task_metrics(log: TaskLog) -> list[tuple[str, float, int, int]]:

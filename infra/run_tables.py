@@ -16,6 +16,9 @@ from tasks.records import FusedModule, SubgraphChoice, TensorSpec, TuningRecord,
 #: The table in MLflow's UI leaves out what is long; the Parquet file has every column.
 _LONG = ("schedule", "settings", "latencies_us", "record_id", "workload_key")
 
+#: The curve of the best latency has a point at least every so many trials.
+POINT_EVERY = 16
+
 
 @dataclass
 class TaskLog:
@@ -27,9 +30,12 @@ class TaskLog:
     #: The last trial in order and the best latency up to it, so that a session costs what it adds.
     _last: tuple[int, float] = (-1, 0.0)
     _best_us: float = float("inf")
+    #: The last measured trial and the best latency at it, where no point of the curve stands there yet.
+    pending: tuple[TuningRecord, float] | None = None
 
     def take(self, new: Iterable[TuningRecord]) -> None:
         """Take in records that were logged."""
+        _, self.pending = self.best_points(new)
         for record in new:
             self.records[record.record_id] = record
             self._last = max(self._last, _order(record))
@@ -44,6 +50,28 @@ class TaskLog:
         added = {record.record_id for record in fresh}
         merged = sorted((*self.records.values(), *fresh), key=_order)
         return [(record, best) for record, best in best_curve(merged) if record.record_id in added]
+
+    def best_points(
+        self, new: Iterable[TuningRecord]
+    ) -> tuple[list[tuple[TuningRecord, float]], tuple[TuningRecord, float] | None]:
+        """The points that ``new`` adds to the curve of the best latency, and the trial after them that waits.
+
+        A point stands where the latency falls, one trial before that, and at every ``POINT_EVERY``-th trial.
+        Which ones does not depend on how many records come at a time, where they come in order.
+        """
+        points: list[tuple[TuningRecord, float]] = []
+        best_us, pending = self._best_us, self.pending
+        for record, at_us in self.curve_of(new):
+            falls = at_us < best_us
+            if falls and pending is not None:
+                points.append(pending)
+            if falls or record.trial % POINT_EVERY == 0:
+                points.append((record, at_us))
+                pending = None
+            else:
+                pending = record, at_us
+            best_us = min(best_us, at_us)
+        return points, pending
 
     @property
     def in_order(self) -> list[TuningRecord]:

@@ -73,11 +73,31 @@ def test_the_curves_of_a_task_have_one_row_a_trial_however_often_they_are_logged
     assert again.run_id == log.run_id
     assert again.task_run(task(0)) == child
     assert curve(client, child, "latency_us") == [(0, 100), (1, 60), (3, 40), (4, 80)]
-    assert curve(client, child, "best_latency_us") == [(0, 100), (1, 60), (3, 40), (4, 40)]
+    assert curve(client, child, "best_latency_us") == [(0, 100), (1, 60), (3, 40)]
     assert curve(client, child, "predicted_us") == [(1, 70)]
     assert curve(client, child, "confirm_latency_us") == [(5, 38)]
     # The time is the trial's, not that of logging.
     assert history(client, child, "latency_us")[1][2] == 1_760_000_001_000
+
+
+@pytest.mark.parametrize("batch", [1, 7, 40])
+def test_the_best_latency_has_points_where_it_falls_and_every_so_many_trials(
+    client: MlflowClient, mlflow_url: str, name: str, batch: int
+) -> None:
+    latencies = [100.0, *[120.0] * 4, None, 60.0, *[80.0] * 27, 50.0, *[70.0] * 5]
+    given = [record(trial, latency) for trial, latency in enumerate(latencies)]
+    log = start(mlflow_url, name)
+    for end in range(batch, len(given) + batch, batch):
+        log.log_records(task(0), given[:end])
+    points = [(0, 100), (4, 100), (6, 60), (16, 60), (32, 60), (33, 60), (34, 50)]
+    child = log.task_run(task(0))
+    assert curve(client, child, "best_latency_us") == points
+    log.finish(summary())
+    assert curve(client, child, "best_latency_us") == [*points, (39, 50)]
+    again = start(mlflow_url, name)
+    again.log_records(task(0), given)
+    again.finish(summary())
+    assert curve(client, child, "best_latency_us") == [*points, (39, 50)]
 
 
 def test_a_child_run_says_what_was_tuned(client: MlflowClient, mlflow_url: str, name: str) -> None:
