@@ -23,10 +23,12 @@ def cpu_default(mod: Any, target: Target) -> Any:
     schedule = Schedule(mod, debug_mask="none")
     try:
         _inline(schedule)
-        for block in schedule.get_child_blocks(schedule.get_sblock("root")):
-            _spread(schedule, block, spaces.lanes_of(target))
+        blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
     except Exception:
         return mod
+    for block in blocks:
+        with contextlib.suppress(Exception):  # what TVM refuses stays as it stands
+            _spread(schedule, block, spaces.lanes_of(target))
     return schedule.mod
 
 
@@ -62,7 +64,8 @@ def _spread(schedule: Schedule, block: Any, lanes: int) -> None:
         outer.append(last)  # otherwise a plain loop along the last axis, of which LLVM makes vectors
     if outer and math.prod(sizes) >= spaces.WORTH_SHARING:
         schedule.parallel(schedule.fuse(*outer))
-    if reduction and split:
-        schedule.decompose_reduction(block, reduction[0])
     if lane is not None:
         schedule.vectorize(lane)
+    if reduction and split:
+        # Last: TVM vectorizes no loop of a block without its initialisation.
+        schedule.decompose_reduction(block, reduction[0])

@@ -58,7 +58,7 @@ def fuse(mod: Any, target: Any) -> Fused:
     if str(target.kind.name) == "llvm":
         mod, _ = channels_last(mod)
         mod, _ = packed_weights(mod, lanes_of(target))
-        mod, _ = vector_exp(mod)
+        mod, _ = vector_exp(mod, lanes_of(target))
     lower = [
         transform.CanonicalizeBindings(),
         transform.LegalizeOps(),

@@ -45,14 +45,16 @@ def compare_all(folder: str) -> list[Any]:
             assert (guess is None) == (not sketches), subgraph.name
             if guess is not None:
                 assert subgraphs.structural_key(guess.mod) == subgraphs.structural_key(sketches[-1].mod), subgraph.name
-            scheduled = [*(sketch.mod for sketch in sketches), defaults.cpu_default(workload, target)]
+            default = defaults.cpu_default(workload, target)
+            scheduled = [*(sketch.mod for sketch in sketches), default]
             wanted = outputs(workload, len(subgraph.outputs))
             differences = [
                 float(np.abs(want - got).max() / max(1e-3, np.abs(want).max()))
                 for mod in scheduled
                 for want, got in zip(wanted, outputs(mod, len(subgraph.outputs)), strict=True)
             ]
-            found.append([subgraph.name, list(subgraph.operators), len(sketches), differences])
+            vectors = str(default).count("T.vectorized")
+            found.append([subgraph.name, list(subgraph.operators), len(sketches), differences, vectors])
     return found
 
 
@@ -63,13 +65,13 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 
 
 def test_every_schedule_computes_what_the_naive_loops_do(kernels: list[Any]) -> None:
-    for name, _, _, differences in kernels:
+    for name, _, _, differences, _ in kernels:
         # Another order of some hundred float32 terms.
         assert max(differences) <= 1e-5, name
 
 
 def test_convs_and_matmuls_have_sketches(kernels: list[Any]) -> None:
-    counts = [sketches for _, operators, sketches, _ in kernels if {"conv2d", "matmul"} & set(operators)]
+    counts = [sketches for _, operators, sketches, _, _ in kernels if {"conv2d", "matmul"} & set(operators)]
 
     # Those whose result is spread over a picture have none: their tile would be the whole picture.
     assert len([count for count in counts if count]) >= 5
@@ -78,6 +80,13 @@ def test_convs_and_matmuls_have_sketches(kernels: list[Any]) -> None:
 
 
 def test_a_conv_whose_result_is_spread_over_a_picture_has_no_tile(kernels: list[Any]) -> None:
-    (sketches,) = [sketches for _, operators, sketches, _ in kernels if operators == ["conv2d", "relu", "add"]]
+    (sketches,) = [sketches for _, operators, sketches, _, _ in kernels if operators == ["conv2d", "relu", "add"]]
 
     assert sketches == 0
+
+
+def test_a_softmax_runs_in_vectors_untuned(kernels: list[Any]) -> None:
+    (vectors,) = [vectors for _, operators, _, _, vectors in kernels if "softmax" in operators]
+
+    # Partial maxima and sums, each initialised and updated.
+    assert vectors >= 4

@@ -74,7 +74,7 @@ def _apply(name: str, mod: Any) -> Any:
     if name == "simplify":
         return passes.simplify(mod)
     function = getattr(importlib.import_module(f"tasks.engines.relax.passes.{name}"), name)
-    return function(mod, 8)[0] if name == "packed_weights" else function(mod)[0]
+    return function(mod, 8)[0] if name in ("packed_weights", "vector_exp") else function(mod)[0]
 
 
 def _run(mod: Any, target: Any, data: Any) -> Any:
