@@ -30,6 +30,11 @@ _FEW_ROWS = 4
 _REGISTERS, _MORE_REGISTERS = 16, 32
 #: Cycles from one multiplication to the next into the same accumulator.
 _LATENCY = 4
+#: Loads a cycle, measured where data come from L2: kernels of 5 x 2, 4 x 2, 7 x 1 and 13 x 1 run as this predicts.
+_LOADS = 1
+#: Rows are computed in vain, up to so many, where that makes a conv faster by this factor at least.
+_MOST_VAIN_ROWS = 3
+_WORTH_VAIN_ROWS = 1.1
 #: Steps of the reduction's last axis that are unrolled at most, and of the others (a conv's window).
 _MOST_STEPS = 8
 _MOST_WINDOW = 5
@@ -223,13 +228,16 @@ class _Registers:
 
         def worth(tile: tuple[int, int]) -> tuple[float, float]:
             tall, vectors = tile
-            # Two multiplications and two loads a cycle.
-            cycles = max(tall * vectors / 2, self._loads(tall, vectors) / 2, _LATENCY)
-            return tall * vectors / cycles, tall * vectors / (tall + vectors)
+            return self.speed(tile), tall * vectors / (tall + vectors)
 
         tiles = itertools.product(range(1, _MOST_ROWS + 1), range(1, _MOST_VECTORS + 1))
         fitting = [(r, v) for r, v in tiles if rows % r == 0 and columns % v == 0 and self._fit(r, v, registers)]
         return max(fitting, key=worth)
+
+    def speed(self, tile: tuple[int, int]) -> float:
+        """Multiplications of vectors a cycle, of two at most."""
+        tall, vectors = tile
+        return tall * vectors / max(tall * vectors / 2, self._loads(tall, vectors) / _LOADS, _LATENCY)
 
     def _loads(self, tall: int, vectors: int) -> float:
         """Loads for each multiplication of all accumulators."""
@@ -241,6 +249,19 @@ class _Registers:
     def _fit(self, tall: int, vectors: int, registers: int) -> bool:
         """A depthwise conv has its data in vectors too, where others have one number for all lanes."""
         return tall * vectors <= registers // 2 if self.window else tall * vectors + vectors < registers
+
+
+def rows_to_compute(rows: int, columns: int, lanes: int) -> int:
+    """How many rows a conv should compute to have ``rows``: a few in vain where that gives better tiles."""
+    registers = _Registers(lanes, 0)
+
+    def speed(padded: int) -> float:
+        return registers.speed(registers.best_tile(padded, columns // lanes)) * rows / padded
+
+    if rows < _FEW_ROWS or columns % lanes:
+        return rows
+    best = max(range(rows, rows + _MOST_VAIN_ROWS + 1), key=speed)
+    return best if speed(best) >= _WORTH_VAIN_ROWS * speed(rows) else rows
 
 
 def _spatial_tiles(

@@ -16,6 +16,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tasks.engines.relax.int16_dots import LANES, PAIR, PAIRED
 from tasks.engines.relax.passes.rewriting import Array, View, constant_like, operator_of
+from tasks.engines.relax.spaces import rows_to_compute
 
 #: What TVM calls an operator that elementwise ones can be fused behind.
 _FUSABLE = 4
@@ -25,6 +26,8 @@ _LEAST_BLOCK = 4
 _MOST_FILLED_GROUPS = 8
 #: Columns of a matmul that does not divide into vectors are filled up where there are at least so many.
 _WORTH_FILLING = 64
+#: Columns of a conv are filled up to two vectors where that adds at most this share.
+_WORTH_WASTING = 0.05
 
 
 @dataclass(frozen=True)
@@ -84,15 +87,20 @@ class _Packer(PyExprMutator):  # type: ignore[misc]
         # A block lies within one group, so that all of it is multiplied by the same number.
         block = self._block(weights.shape[-1] // groups)
         plain = (attrs.data_layout, attrs.kernel_layout) == ("NHWC", "HWIO")
-        if not plain or weights.shape[-1] // groups % block or weights.shape[2] == 1:
+        columns = weights.shape[-1]
+        if groups == 1 and -columns % (2 * self._lanes) <= columns * _WORTH_WASTING:
+            block = 2 * self._lanes
+        elif columns // groups % block:
+            return call
+        if not plain or weights.shape[2] == 1:
             return call
         strides, padding, dilation = (tuple(map(int, at)) for at in (attrs.strides, attrs.padding, attrs.dilation))
         window = Window(strides, padding, dilation, groups)
         if not paired:
-            return self._call(_conv, call, pack(weights, block), window)
+            return self._call(_conv, call, pack(weights, block), window, columns, self._lanes)
         if block % LANES or groups > 1:
             return call
-        return self._call(_paired_conv, call, pack_pairs(weights, block), window)
+        return self._call(_paired_conv, call, pack_pairs(weights, block), window, columns)
 
     def _call(self, compute: Any, call: Any, weights: Array, *rest: Any) -> Any:
         self.packed += 1
@@ -140,7 +148,7 @@ def pack_pairs(weights: Array, block: int) -> Array:
     return np.ascontiguousarray(np.swapaxes(pairs, -1, -2))
 
 
-def _conv(data: Any, weights: Any, window: Window) -> Any:
+def _conv(data: Any, weights: Any, window: Window, columns: int, lanes: int) -> Any:
     blocks, height, width, channels, block = (int(size) for size in weights.shape)
     data = _padded(data, window, channels * window.groups)
     high, wide = window.outputs(data, height, width)
@@ -148,25 +156,27 @@ def _conv(data: Any, weights: Any, window: Window) -> Any:
     ry, rx = te.reduce_axis((0, height), "ry"), te.reduce_axis((0, width), "rx")
     rc = te.reduce_axis((0, channels), "rc")
     columns_of_group = blocks * block // window.groups
-    return te.compute(
-        (int(data.shape[0]), high, wide, blocks * block),
+    wider = rows_to_compute(wide, blocks * block, lanes)
+    conv = te.compute(
+        (int(data.shape[0]), high, wider, blocks * block),
         lambda b, y, x, f: te.sum(
-            data[b, y * sy + ry * dy, x * sx + rx * dx, f // columns_of_group * channels + rc]
+            data[b, y * sy + ry * dy, _within(x, wide, wider) * sx + rx * dx, f // columns_of_group * channels + rc]
             * weights[f // block, ry, rx, rc, f % block],
             axis=[ry, rx, rc],
         ),
         name="conv2d",
     )
+    return _part(conv, (wide, columns))
 
 
-def _paired_conv(data: Any, weights: Any, window: Window) -> Any:
+def _paired_conv(data: Any, weights: Any, window: Window, columns: int) -> Any:
     blocks, height, width, pairs, block, _ = (int(size) for size in weights.shape)
     data = _padded(data, window, pairs * PAIR)
     high, wide = window.outputs(data, height, width)
     (sy, sx), (dy, dx) = window.strides, window.dilation
     ry, rx = te.reduce_axis((0, height), "ry"), te.reduce_axis((0, width), "rx")
     rc, rp = te.reduce_axis((0, pairs), "rc"), te.reduce_axis((0, PAIR), "rp")
-    return te.compute(
+    conv = te.compute(
         (int(data.shape[0]), high, wide, blocks * block),
         lambda b, y, x, f: te.sum(
             data[b, y * sy + ry * dy, x * sx + rx * dx, rc * PAIR + rp].astype("int32")
@@ -176,6 +186,7 @@ def _paired_conv(data: Any, weights: Any, window: Window) -> Any:
         name="conv2d",
         attrs={PAIRED: True},
     )
+    return _part(conv, (wide, columns))
 
 
 def _padded(data: Any, window: Window, channels: int) -> Any:
@@ -196,7 +207,7 @@ def _matmul(data: Any, weights: Any, columns: int) -> Any:
         lambda *at: te.sum(data[(*at[:-1], k)] * weights[at[-1] // block, k, at[-1] % block], axis=[k]),
         name="matmul",
     )
-    return _columns(product, columns)
+    return _part(product, (columns,))
 
 
 def _paired_matmul(data: Any, weights: Any, columns: int) -> Any:
@@ -215,11 +226,16 @@ def _paired_matmul(data: Any, weights: Any, columns: int) -> Any:
         name="matmul",
         attrs={PAIRED: True},
     )
-    return _columns(product, columns)
+    return _part(product, (columns,))
 
 
-def _columns(product: Any, columns: int) -> Any:
-    """``product`` without what its columns were filled up with."""
-    if int(product.shape[-1]) == columns:
-        return product
-    return te.compute((*product.shape[:-1], columns), lambda *at: product[at], name="columns")
+def _within(place: Any, size: int, larger: int) -> Any:
+    """``place`` in an axis of ``size``: what is beyond is computed of the last one, and thrown away."""
+    return place if size == larger else te.min(place, size - 1)
+
+
+def _part(product: Any, last: tuple[int, ...]) -> Any:
+    """``product`` without what its last axes, now of the sizes ``last``, were filled up with."""
+    shape = [int(size) for size in product.shape]
+    wanted = (*shape[: len(shape) - len(last)], *last)
+    return product if list(wanted) == shape else te.compute(wanted, lambda *at: product[at], name="part")

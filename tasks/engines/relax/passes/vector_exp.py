@@ -54,7 +54,6 @@ def _sigmoid(x: Any) -> Any:
 
 def _row_softmax(x: Any, lanes: int) -> Any:
     """Softmax over the last axis, of at least ``lanes`` numbers."""
-    *rows, _ = x.shape
     largest = _over_rows(x, lanes, te.max, "max")
     powers = topi.fast_exp(te.compute(x.shape, lambda *at: x[at] - largest[at[:-1]], name="less_max"))
     total = _over_rows(powers, lanes, te.sum, "sum")

@@ -136,6 +136,18 @@ def weights_to_pack() -> onnx.ModelProto:
     return _model(nodes, (1, 4, 8, 8), {"w": _random(16, 4, 3, 3) - 0.6, "m": _random(6, 67) - 0.6})
 
 
+def rows_to_fill() -> onnx.ModelProto:
+    """Convs over 13 columns of a picture, whose rows make no good tile, and whose channels make no whole vectors."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["1"], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["1"], ["2"]),
+        helper.make_node("Conv", ["2", "v", "b"], ["3"]),
+        helper.make_node("Relu", ["3"], ["y"]),
+    ]
+    weights = {"w": _random(48, 8, 3, 3) - 0.6, "v": _random(168, 48, 1, 1) - 0.6, "b": _random(168)}
+    return _model(nodes, (1, 8, 13, 13), {name: array.astype("float32") for name, array in weights.items()})
+
+
 def groups_to_pack() -> onnx.ModelProto:
     """Grouped convs with columns a group that make whole vectors, half ones, and none."""
     nodes = [
@@ -181,6 +193,6 @@ MODELS = {
     "scale_before": scale_before(), "scale_before_grouped": scale_before(groups=2),
     "scale_before_padded": scale_before(padding=1), "matmul_between": matmul_between(),
     "network": network(), "weights_to_pack": weights_to_pack(),
-    "groups_to_pack": groups_to_pack(),
+    "groups_to_pack": groups_to_pack(), "rows_to_fill": rows_to_fill(),
     "exponentials": exponentials(),
 }  # fmt: skip

@@ -21,6 +21,7 @@ PASSES = {
     "network": ["channels_last"],
     "weights_to_pack": ["channels_last", "packed_weights"],
     "groups_to_pack": ["channels_last", "packed_weights"],
+    "rows_to_fill": ["channels_last", "packed_weights"],
     "exponentials": ["vector_exp"],
 }
 
