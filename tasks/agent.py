@@ -50,6 +50,8 @@ _SAMPLES_EVERY_S = 10.0
 _RECOVERY_S = 20.0
 #: An engine that is so old is replaced between two runs: what it keeps of every workload only grows.
 _ENGINE_AGE_S = 6 * 3600.0
+#: Between the failure of a session and its agent's leaving: the failure must be told first.
+_BEFORE_LEAVING_S = 0.5
 #: Files of single sessions and of what was run here are kept so long.
 _KEPT_S = 24 * 3600.0
 
@@ -152,7 +154,7 @@ class Running:
                 outcomes.append(replace(self._run_one(session), agent=self.options.name))
             except EngineUnavailable as error:
                 # Whatever is given to it would fail at once, and so it would be given more and more.
-                self._worker.loop.add_callback(self._worker.set_resources, **{resource_of(self.options.info): 0})
+                self._worker.loop.add_callback(self._leave)
                 raise FleetError(f"the agent {self.options.name} leaves, its engine does not start: {error}") from error
             finally:
                 self.busy.end()
@@ -176,6 +178,14 @@ class Running:
         """End the engine."""
         self.stopping.set()
         self.engine.close()
+
+    async def _leave(self) -> None:
+        """End this worker; what waits here goes elsewhere. Its agent makes another once the engine starts."""
+        await self._worker.set_resources(**{resource_of(self.options.info): 0})
+        while self.busy.activity.state != "idle":
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(_BEFORE_LEAVING_S)
+        await self._worker.close_gracefully(restart=False, reason="its engine does not start")
 
     def _run_one(self, session: Session) -> SessionOutcome:
         self._note_begin(session)

@@ -17,10 +17,14 @@ from distributed import Client, Nanny
 from infra.cluster import resource_of, security
 from infra.settings import settings
 from tasks.agent import AgentOptions, AgentPlugin, hand_back
+from tasks.engines.child import ChildOptions, EngineChild
+from tasks.errors import TunewrightError
 
 logger = logging.getLogger("tunewright")
 
 _AGAIN_S = 3.0
+#: An engine that does not start is tried again after ever longer times, up to this.
+_ENGINE_AGAIN_AT_MOST_S = 120.0
 #: Handing back waits for the trial in flight and for the store.
 _HAND_BACK_S = 120.0
 
@@ -41,6 +45,7 @@ async def serve_agent(options: AgentOptions, address: str, tell: Callable[[str],
                 if stop.is_set():
                     tell("ending after the trial in flight")
                     await _hand_back(nanny, address, tls)
+            await _until_the_engine_starts(options.child, stop, tell)
         except (OSError, TimeoutError) as error:
             if not said:
                 tell(f"no scheduler at {address} ({error}); trying again")
@@ -59,6 +64,24 @@ def _nanny(options: AgentOptions, address: str, tls: Any) -> Nanny:
         local_directory=str(folder), security=tls, dashboard=False, dashboard_address="127.0.0.1:0",
         plugins=(AgentPlugin(options),),
     )  # fmt: skip
+
+
+async def _until_the_engine_starts(child: ChildOptions, stop: asyncio.Event, tell: Callable[[str], None]) -> None:
+    """Return once the engine starts, or ``stop`` is set: an agent without one would fail whatever it is given."""
+    pause_s = _AGAIN_S
+    while not stop.is_set():
+        try:
+            return await asyncio.to_thread(_try_engine, child)
+        except TunewrightError as error:
+            tell(f"its engine does not start; tried again in {pause_s:.0f} s: {error}")
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), pause_s)
+        pause_s = min(2 * pause_s, _ENGINE_AGAIN_AT_MOST_S)
+
+
+def _try_engine(child: ChildOptions) -> None:
+    with EngineChild(child) as engine:
+        engine.describe()
 
 
 async def _first(*waits: Any) -> None:

@@ -37,7 +37,10 @@ def fleet(
         "TUNEWRIGHT_STORE": f"s3://{BUCKET}/{folder.name}", "AWS_ENDPOINT_URL": s3_url,
     }  # fmt: skip
     python = folder / "python"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__).parent / "poisoned_engine.py"} "$@"\n')
+    python.write_text(
+        f"#!/bin/sh\n[ -e {folder / 'no-start'} ] && exit 3\n"
+        f'exec {sys.executable} {Path(__file__).parent / "poisoned_engine.py"} "$@"\n'
+    )
     python.chmod(0o755)
     poisoned = {"TUNEWRIGHT_RELAX_PYTHON": str(python), "POISON": str(folder / "poison")}
     with local_fleet(folder, settings) as fleet:
@@ -117,6 +120,23 @@ def test_a_task_that_kills_its_agents_is_quarantined_and_the_run_goes_on(fleet: 
     assert "fused_conv2d1_add1_relu1" in {record.task_name for record in searched(records)}
     assert "fused_conv2d_add_relu" not in {record.task_name for record in searched(records)}
     assert "fused_conv2d_add_relu: quarantined" in done.stdout
+    fleet.wait_for_agents(*DEVICES)
+
+
+def test_an_agent_whose_engine_does_not_start_leaves_and_comes_back(fleet: LocalFleet) -> None:
+    model = save_model(fleet, "no-start", 3, 22)
+    no_start = fleet.folder / "no-start"
+    no_start.touch()
+    try:
+        for engine in fleet.worker("cpu:1").children():
+            engine.kill()
+        # Whatever that agent had been given and not begun goes to the other one.
+        done = fleet.command().run("tune", model, "--trials", "8", "--name", "fleet-no-start", timeout_s=RUN_S)
+        wait_for(lambda: "its engine does not start" in fleet.log("cpu:1"), 60, "the agent says why")
+        assert set(fleet.listed()) == {"cpu:0"}
+    finally:
+        no_start.unlink()
+    assert done.returncode == 0, done.stderr[-3000:]
     fleet.wait_for_agents(*DEVICES)
 
 
