@@ -32,9 +32,10 @@ _REGISTERS, _MORE_REGISTERS = 16, 32
 _LATENCY = 4
 #: Loads a cycle, measured where data come from L2: kernels of 5 x 2, 4 x 2, 7 x 1 and 13 x 1 run as this predicts.
 _LOADS = 1
-#: Rows are computed in vain, up to so many, where that makes a conv faster by this factor at least.
+#: Rows of a picture that are computed in vain at most.
 _MOST_VAIN_ROWS = 3
-_WORTH_VAIN_ROWS = 1.1
+#: Rows and columns are filled up where that makes a conv faster by this factor at least.
+_WORTH_FILLING = 1.05
 #: Steps of the reduction's last axis that are unrolled at most, and of the others (a conv's window).
 _MOST_STEPS = 8
 _MOST_WINDOW = 5
@@ -253,15 +254,26 @@ class _Registers:
 
 def rows_to_compute(rows: int, columns: int, lanes: int) -> int:
     """How many rows a conv should compute to have ``rows``: a few in vain where that gives better tiles."""
-    registers = _Registers(lanes, 0)
-
-    def speed(padded: int) -> float:
-        return registers.speed(registers.best_tile(padded, columns // lanes)) * rows / padded
-
     if rows < _FEW_ROWS or columns % lanes:
         return rows
-    best = max(range(rows, rows + _MOST_VAIN_ROWS + 1), key=speed)
-    return best if speed(best) >= _WORTH_VAIN_ROWS * speed(rows) else rows
+    speeds = {padded: _speed(padded, columns, lanes) / padded for padded in range(rows, rows + _MOST_VAIN_ROWS + 1)}
+    best = max(speeds, key=lambda padded: speeds[padded])
+    return best if speeds[best] >= _WORTH_FILLING * speeds[rows] else rows
+
+
+def best_block(rows: int, columns: int, lanes: int) -> int:
+    """Columns of a conv's block of weights: two vectors or three, the last block filled up where that is faster."""
+    speeds = {}
+    for vectors in (2, 3):
+        padded = -(-columns // (vectors * lanes)) * vectors * lanes
+        tall = rows_to_compute(rows, padded, lanes)
+        speeds[vectors] = _speed(tall, padded, lanes) * rows / tall * columns / padded
+    return (3 if speeds[3] >= _WORTH_FILLING * speeds[2] else 2) * lanes
+
+
+def _speed(rows: int, columns: int, lanes: int) -> float:
+    registers = _Registers(lanes, 0)
+    return registers.speed(registers.best_tile(rows, columns // lanes))
 
 
 def _spatial_tiles(

@@ -16,7 +16,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tasks.engines.relax.int16_dots import LANES, PAIR, PAIRED
 from tasks.engines.relax.passes.rewriting import Array, View, constant_like, operator_of
-from tasks.engines.relax.spaces import rows_to_compute
+from tasks.engines.relax.spaces import best_block, rows_to_compute
 
 #: What TVM calls an operator that elementwise ones can be fused behind.
 _FUSABLE = 4
@@ -26,8 +26,8 @@ _LEAST_BLOCK = 4
 _MOST_FILLED_GROUPS = 8
 #: Columns of a matmul that does not divide into vectors are filled up where there are at least so many.
 _WORTH_FILLING = 64
-#: Columns of a conv are filled up to two vectors where that adds at most this share.
-_WORTH_WASTING = 0.05
+#: Columns are filled up to whole blocks where that adds at most this share.
+_WORTH_WASTING = 0.15
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,13 @@ class _Packer(PyExprMutator):  # type: ignore[misc]
         paired = weights.dtype == np.int16
         if name == "nn.conv2d":
             return self._packed_conv(call, weights, paired)
-        block = self._block(weights.shape[-1])
+        if weights.ndim != 2:
+            return call
+        rows = int(call.args[0].ty.shape[-2]) if len(call.args[0].ty.shape) > 1 else 1
+        block = self._filled(rows, weights.shape[1]) or self._block(weights.shape[1])
         if paired and block % LANES:
             return call
-        if weights.ndim != 2 or (weights.shape[1] % block and weights.shape[1] < _WORTH_FILLING):
+        if weights.shape[1] % block and weights.shape[1] < _WORTH_FILLING:
             return call
         if paired:
             return self._call(_paired_matmul, call, pack_pairs(weights, block), weights.shape[1])
@@ -88,12 +91,12 @@ class _Packer(PyExprMutator):  # type: ignore[misc]
         block = self._block(weights.shape[-1] // groups)
         plain = (attrs.data_layout, attrs.kernel_layout) == ("NHWC", "HWIO")
         columns = weights.shape[-1]
-        if groups == 1 and -columns % (2 * self._lanes) <= columns * _WORTH_WASTING:
-            block = 2 * self._lanes
-        elif columns // groups % block:
-            return call
         if not plain or weights.shape[2] == 1:
             return call
+        filled = self._filled(int(call.ty.shape[2]), columns) if groups == 1 else 0
+        if not filled and columns // groups % block:
+            return call
+        block = filled or block
         strides, padding, dilation = (tuple(map(int, at)) for at in (attrs.strides, attrs.padding, attrs.dilation))
         window = Window(strides, padding, dilation, groups)
         if not paired:
@@ -113,6 +116,11 @@ class _Packer(PyExprMutator):  # type: ignore[misc]
         func = self.builder_.get()[var].with_attr("op_pattern", _FUSABLE)
         self.builder_.update_func(var, func)
         return made
+
+    def _filled(self, rows: int, columns: int) -> int:
+        """Columns of a block whose last one is filled up; 0 where that would be too much."""
+        block = best_block(rows, columns, self._lanes)
+        return block if -columns % block <= columns * _WORTH_WASTING else 0
 
     def _block(self, columns: int) -> int:
         """Columns that lie together: two vectors, or what divides."""
