@@ -71,7 +71,8 @@ async def _until_the_engine_starts(child: ChildOptions, stop: asyncio.Event, tel
     pause_s = _AGAIN_S
     while not stop.is_set():
         try:
-            return await asyncio.to_thread(_try_engine, child)
+            await asyncio.to_thread(_try_engine, child)
+            break
         except TunewrightError as error:
             tell(f"its engine does not start; tried again in {pause_s:.0f} s: {error}")
         with suppress(TimeoutError):
