@@ -226,9 +226,9 @@ def _look(url: str, nights: list[MadeUpRun], images: Path | None) -> float:
 
     comparison = compare_runs(url, *(night.run_id for night in nights))
     client = Tracking(url)
-    run = comparison.before
+    run = comparison.after  # it has a night before it to differ from
     experiment = client.experiment_id(EXPERIMENT)
-    wanted = f"tags.`{WORKLOAD_TAG}` = '{nights[0].task(0).workload_key}'"
+    wanted = f"tags.`{WORKLOAD_TAG}` = '{nights[1].task(0).workload_key}'"
     child = client.call("find a child", lambda c: c.search_runs([experiment], wanted)[0].info.run_id)
     parent = run_page(url, experiment, run.mlflow_run_id)
     with open_browser() as page:

@@ -14,6 +14,12 @@ from tasks.records import Latency, TuningSummary
 HEAVIEST = 5
 #: A gain below this one is none: two timings of one kernel differ by as much.
 NO_GAIN = 1.02
+_ABOUT_RATIOS = (
+    "The ratio is the median over the rounds, in which all took turns: below 1 tuned is faster. "
+    "Noise explains it where its interval has 1 inside."
+)
+#: What a session's wall time goes to, by its keys.
+_STEPS = (("searching", "search"), ("building", "build_wall"), ("timing", "run_wall"))
 #: MLflow cuts a description off; the whole report is an artifact.
 DESCRIPTION_LENGTH = 4900
 
@@ -63,8 +69,10 @@ def task_note(log: TaskLog, reason: str = "") -> str:
 def _headline(summary: TuningSummary) -> str:
     verdict, model, engine = summary.verdict, summary.model, summary.engine
     version = f" {model.source_version}" if model.source_version else ""
+    low, _, high = ratio_interval(verdict.tuned.samples_ms, verdict.untuned.samples_ms)
+    noise = ", which noise explains" if low <= 1.0 <= high else ""
     return (
-        f"## {model.name}{version}: {verdict.speedup:.2f} times as fast as untuned\n"
+        f"## {model.name}{version}: {verdict.speedup:.2f} times as fast as untuned{noise}\n"
         f"Target `{engine.target.key}` ({engine.target.kind}, {engine.device}, {verdict.threads} threads), "
         f"engine {engine.engine} on TVM {engine.tvm_version}, granularity {summary.granularity}."
     )
@@ -80,7 +88,10 @@ def _latencies(summary: TuningSummary) -> str:
     for name, latency in rows:
         ratio = "" if latency is verdict.tuned else _ratio(verdict.tuned, latency)
         lines.append(f"| {name} | {_median(latency)} | {ratio} |")
-    return "\n".join(lines)
+    told = (
+        "The ratio is the median over the rounds, in which all took turns: below 1 tuned is faster. Noise explains it"
+    )
+    return "\n".join([*lines, "", f"{told} where its interval has 1 inside."])
 
 
 def _correctness(summary: TuningSummary) -> str:
@@ -102,7 +113,7 @@ def _heaviest(times: Sequence[SubgraphTime]) -> str:
     before, after = sum(t.untuned_us for t in times), sum(t.tuned_us for t in times)
     lines = [
         "### What took the time?",
-        "| heaviest subgraphs | calls | before | after | gain |",
+        "| heaviest subgraphs, each timed alone | calls | before | after | gain |",
         "|---|---|---|---|---|",
     ]
     lines += [
@@ -133,8 +144,11 @@ def _inside(summary: TuningSummary) -> str:
 def _budget(summary: TuningSummary) -> str:
     text = (
         f"Budget: {summary.trials} trials on {summary.tasks} tasks "
-        f"in {_minutes(summary.seconds.get('total', 0.0))}, {summary.reused_records} records reused."
+        f"in {_minutes(summary.seconds.get('total', 0.0))}, {summary.reused_records} records of earlier runs reused."
     )
+    steps = [f"{name} {_minutes(summary.seconds[key])}" for name, key in _STEPS if key in summary.seconds]
+    if steps:
+        text += f" On the devices: {', '.join(steps)}."
     failed = sum(summary.failures.values())
     return text + (f" {failed} trials failed: {_counts(summary.failures)}." if failed else " No trial failed.")
 
@@ -150,7 +164,14 @@ def _not_improved(summary: TuningSummary, times: Sequence[SubgraphTime]) -> str:
     lines = [f"- `{name[:60]}`: {summary.reasons.get(name, 'no gain')}" for name in names[:HEAVIEST]]
     if len(names) > HEAVIEST:
         lines.append(f"- {len(names) - HEAVIEST} lighter ones: the description of each child run says why")
-    return "\n".join(["### Why did a task not improve?", f"{len(names)} of {summary.tasks} did not:", *lines])
+    least = f"less than {NO_GAIN - 1:.0%}"
+    return "\n".join(
+        [
+            "### Why did a task not improve?",
+            f"{len(names)} of {summary.tasks} did not ({least} faster as built):",
+            *lines,
+        ]
+    )
 
 
 def _published(summary: TuningSummary) -> str:
