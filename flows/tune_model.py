@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 from prefect import flow
@@ -202,15 +203,14 @@ def _take_lease(run: TuningRun, model: ModelFile) -> None:
     said = lambda text: run.observer(Progress("wait", message=text))  # noqa: E731
     patiently("taking the lease", lambda: lease.acquire(said))
     run.lease = lease
-    if not lease.died:
-        return
-    if run.fleet is not None:
-        run.fleet.wait_for_leftovers(lease.died, _LEFTOVERS_S)
     config, reason = settings(), f"its process was gone; run {run.run_id} went on"
-    patiently(
-        "ending a dead run in MLflow",
-        lambda: end_dead_run(config.tracking, config.experiment, lease.died, reason),
-    )
+    for died in lease.died:
+        if run.fleet is not None:
+            run.fleet.wait_for_leftovers(died, _LEFTOVERS_S)
+        end = partial(end_dead_run, config.tracking, config.experiment, died, reason)
+        patiently("ending a dead run in MLflow", end)
+    if lease.died:
+        patiently("noting that a dead run has ended", lease.cleared)
 
 
 def _log_fused(run: TuningRun, fused: FusedModule) -> None:

@@ -1,6 +1,8 @@
 """At most one run tunes a model for a target at a time: a lease in the object store.
 
-    leases/<hash of what is held>/<number>/taken.json        who holds it; the first to write a number has it
+    leases/<hash of what is held>/<number>/taken.json        who holds it, and which dead runs it has to clear up after;
+                                                             the first to write a number has it
+    leases/<hash of what is held>/<number>/cleared.json      it has done so
     leases/<hash of what is held>/<number>/beat-<count>.json the holder lives
     leases/<hash of what is held>/<number>/released.json     the holder is done
 
@@ -48,8 +50,8 @@ class Lease:
         self._thread = threading.Thread(target=self._beat, daemon=True, name="lease")
         #: Set when another run has taken the lease, because this one was silent for too long.
         self.lost = False
-        #: The run that held it before and ended without giving it back, if any.
-        self.died: str = ""
+        #: The runs that held it before, ended without giving it back, and were not cleared up after.
+        self.died: tuple[str, ...] = ()
 
     def __enter__(self) -> Lease:
         self.acquire()
@@ -84,6 +86,10 @@ class Lease:
         with suppress(StoreError):
             self._store.put(self._key("released"), self._note())
 
+    def cleared(self) -> None:
+        """Note that nothing is left of the runs in ``died``. Raises StoreError."""
+        self._store.put(self._key("cleared"), self._note())
+
     def check(self) -> None:
         """Raise RunInProgress where another run has taken the lease meanwhile."""
         if self.lost:
@@ -110,7 +116,7 @@ class Lease:
         holder = self._holder(number)
         if holder["host"] != socket.gethostname() or _lives(holder):
             return False
-        self.died = str(holder["run_id"])
+        self._succeed(number, holder)
         return True
 
     def _outwait(self, number: int, tell: Callable[[str], None]) -> None:
@@ -126,7 +132,12 @@ class Lease:
                 return
             if self._beats(number) != before:
                 raise RunInProgress(f"{self._describe(number)}; wait for it")
-        self.died = str(holder["run_id"])
+        self._succeed(number, holder)
+
+    def _succeed(self, number: int, holder: dict[str, Any]) -> None:
+        """Take over from a dead holder, which may have died before it had cleared up after the one before it."""
+        left = () if self._store.exists(self._key("cleared", number)) else holder["died"]
+        self.died = (str(holder["run_id"]), *map(str, left))
 
     def _beats(self, number: int) -> int:
         return sum(1 for _ in self._store.list(f"{self._root}/{number:08d}/beat-"))
@@ -136,7 +147,8 @@ class Lease:
             note = json.loads(self._store.get(self._key("taken", number)))
         except (ObjectMissing, ValueError):
             note = {}
-        return {"run_id": "an unknown run", "host": "", "pid": 0, "started": 0.0, "at": 0.0, **note}
+        unknown = {"run_id": "an unknown run", "host": "", "pid": 0, "started": 0.0, "at": 0.0, "died": ()}
+        return {**unknown, **note}
 
     def _describe(self, number: int) -> str:
         holder = self._holder(number)
@@ -151,6 +163,7 @@ class Lease:
         note = {
             "run_id": self._run_id, "host": socket.gethostname(), "pid": os.getpid(),
             "started": me.create_time(), "at": time.time(), "what": self._what,
+            "died": self.died,
         }  # fmt: skip
         return json.dumps(note).encode()
 

@@ -34,7 +34,7 @@ def test_a_second_run_is_refused_and_told_who_has_it_until_it_is_given_back(stor
         Lease(store, "m", "another-target", "third-run").acquire()
     later = Lease(store, "m", "t", "second-run")
     later.acquire()
-    assert later.died == ""
+    assert later.died == ()
     later.release()
 
 
@@ -45,7 +45,32 @@ def test_a_holder_whose_process_is_gone_is_replaced_at_once(store: DirectoryStor
     held_by(store, host=leases.socket.gethostname(), pid=ended.pid, started=started)
     lease = Lease(store, "m", "t", "run")
     lease.acquire()
-    assert lease.died == "other-run"
+    assert lease.died == ("other-run",)
+    lease.release()
+
+
+def test_a_holder_that_died_before_it_had_cleared_up_leaves_that_to_the_next(store: DirectoryStore) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    started = psutil.Process(ended.pid).create_time()
+    ended.wait()
+    held_by(store, host=leases.socket.gethostname(), pid=ended.pid, started=started, died=["first-run"])
+    lease = Lease(store, "m", "t", "run")
+    lease.acquire()
+    assert lease.died == ("other-run", "first-run")
+    lease.release()
+
+
+def test_what_was_cleared_up_is_nobodys_any_more(store: DirectoryStore) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    started = psutil.Process(ended.pid).create_time()
+    ended.wait()
+    held_by(store, host=leases.socket.gethostname(), pid=ended.pid, started=started, died=["first-run"])
+    store.put(f"leases/{leases.short_hash('m', 't')}/00000001/cleared.json", b"{}")
+    lease = Lease(store, "m", "t", "run")
+    lease.acquire()
+    assert lease.died == ("other-run",)
+    lease.cleared()
+    lease.cleared()  # an answer may be lost
     lease.release()
 
 
@@ -68,7 +93,7 @@ def test_a_holder_elsewhere_is_replaced_only_after_it_was_silent(
     assert "waiting to see whether it lives" in told[0]
     lease = Lease(store, "m", "t", "run")
     lease.acquire()
-    assert lease.died == "other-run"
+    assert lease.died == ("other-run",)
     lease.release()
 
 
