@@ -45,6 +45,8 @@ _SHARES = 16
 _MOST_UNROLLED = 64
 #: Below so many elementary steps a kernel is done before a second core has heard of it.
 WORTH_SHARING = 32768
+#: From so many on, cores may be told twice: to pad, then to compute.
+_WORTH_TELLING_TWICE = 1 << 21
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ def _sketch(mod: Any, lanes: int, variant: Variant) -> list[tuple[bool, Schedule
         anchor = _prepare(schedule)
         if anchor is None or (variant.padding_inside and not anchor.before):
             return []
-        good = not variant.turned and variant.padding_inside == bool(anchor.before)
+        good = not variant.turned and variant.padding_inside == _pads_inside(schedule, anchor)
         return [(good, schedule)] if _tile(schedule, anchor, lanes, variant) else []
     except Exception:
         # TVM raises what it likes where a kernel has another form; then there is no sketch.
@@ -147,6 +149,18 @@ def _is_inlined(schedule: Schedule, block: Any) -> bool:
         return False
     schedule.compute_inline(block)
     return True
+
+
+def _pads_inside(schedule: Schedule, anchor: Anchor) -> bool:
+    """Should each share of the work compute its own padding?
+
+    Of a depthwise conv it needs its own channels only. Of another one each share would pad all of them, which
+    takes longer than telling the cores a second time, but for small pictures.
+    """
+    if not anchor.before:
+        return False
+    steps = math.prod(extent(schedule, loop) for loop in (*anchor.spatial, *anchor.reduction))
+    return extent(schedule, anchor.reduction[-1]) == 1 or steps < _WORTH_TELLING_TWICE
 
 
 def _has_more_weights(spatial: Sequence[int], reduction: Sequence[int]) -> bool:
