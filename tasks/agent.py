@@ -34,6 +34,7 @@ from infra.sample_store import SampleStore
 from infra.settings import settings
 from tasks.engines.child import ChildOptions, EngineChild
 from tasks.engines.interface import is_outdated
+from tasks.engines.measuring.journal import is_live
 from tasks.engines.wire import to_plain
 from tasks.errors import EngineUnavailable, FleetError, StoreError
 from tasks.records import EngineInfo, Session, SessionResult, TuningRecord, TuningTask
@@ -46,8 +47,11 @@ PLUGIN = "tunewright-agent"
 _RATE_S = 120.0
 #: What other agents have learned is asked for no more often than this.
 _SAMPLES_EVERY_S = 10.0
-#: A session that another agent had begun waits so long for that one to come back and store its journal.
-_RECOVERY_S = 20.0
+#: A session that another agent had begun waits so long for that one to come back and store its journal. Where it
+#: does come back that is a matter of seconds, but on a machine that is busy of half a minute.
+_RECOVERY_S = 60.0
+#: The engine of a worker that died ends by itself; its journal is waited for so long.
+_ORPHAN_S = 20.0
 #: An engine that is so old is replaced between two runs: what it keeps of every workload only grows.
 _ENGINE_AGE_S = 6 * 3600.0
 #: Between the failure of a session and its agent's leaving: the failure must be told first.
@@ -130,7 +134,10 @@ class Running:
         )  # fmt: skip
 
     def recover(self) -> None:
-        """Store the journals of a worker that died here."""
+        """Store the journals of a worker that died here, once its engine has ended too."""
+        deadline = time.monotonic() + _ORPHAN_S
+        while time.monotonic() < deadline and any(map(is_live, self.host.journals.glob("*.jsonl"))):
+            time.sleep(0.2)
         found = self.host.recover_journals()
         if found:
             logger.warning("%d measurements were recovered from the journals of a worker that died", found)
