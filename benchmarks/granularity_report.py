@@ -186,12 +186,13 @@ def page(state: Mapping[str, Any]) -> str:
     parts = [_INTRODUCTION.format(rfc=rfc, **sizes)]
     for engine in state["cases"]:
         parts.append(table(engine, state))
-        parts.append(_reading(findings(engine, state)))
+        found = findings(engine, state)
+        parts.append(_reading(found, len(state["cases"][engine]) - len(found)))
     parts.append(_models(state))
     return "\n".join(part.rstrip() + "\n" for part in parts if part)
 
 
-def _reading(found: Sequence[Finding]) -> str:
+def _reading(found: Sequence[Finding], left_out: int) -> str:
     """What the table says, in words that follow from the figures."""
     if not found:
         return "Nothing was measured yet.\n"
@@ -206,7 +207,9 @@ def _reading(found: Sequence[Finding]) -> str:
         f"winner is slower in the subgraph than the subgraph's own winner, beyond the noise. The largest regret is "
         f"{worst.regret.text()} ({worst.name}), the geometric mean {mean:.3f}. The median rank correlation is "
         f"{median:.2f}, with a noise floor of {floor:.2f}; in {len(same)} subgraphs the two forms rank the candidates "
-        "as alike as one form ranks them twice, which is to say that no difference can be seen there.\n"
+        "as alike as one form ranks them twice, which is to say that no difference can be seen there."
+        + (f" {left_out} more have fewer than three candidates, so that there is nothing to rank." if left_out else "")
+        + "\n"
     )
 
 
