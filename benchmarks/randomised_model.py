@@ -7,15 +7,19 @@ the other logits are.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import onnx
+import onnxruntime
 from onnx import numpy_helper
 
 #: Inputs of BatchNormalization that are near one: scale and variance.
 _NEAR_ONE = (1, 4)
+#: Operators whose inputs behind the first are weights.
+_WEIGHTED = ("Conv", "Gemm", "MatMul")
 
 
 def randomise(source: Path, path: Path, seed: int = 0) -> Path:
@@ -42,9 +46,27 @@ def randomise(source: Path, path: Path, seed: int = 0) -> Path:
     if rest[-1].op_type == "Softmax" and rest[-1].output[0] == graph.output[0].name:
         graph.output[0].name = rest[-1].input[0]
         del graph.node[-1]
+    _tame(model, seed)
     path.parent.mkdir(parents=True, exist_ok=True)
     onnx.save(model, str(path))
     return path
+
+
+def _tame(model: onnx.ModelProto, seed: int) -> None:
+    """Scale the last weights by a power of two, so that outputs are about one.
+
+    Residual sums double what passes through again and again: outputs of 200,000 whose least are near zero
+    cannot be compared by any tolerance for numbers of a trained model's size.
+    """
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    generator = np.random.default_rng(seed)
+    inputs = {i.name: generator.uniform(-1, 1, i.shape).astype(np.float32) for i in session.get_inputs()}
+    size = float(np.std(session.run(None, inputs)[0]))
+    last = [node for node in model.graph.node if node.op_type in _WEIGHTED][-1]
+    for tensor in model.graph.initializer:
+        if tensor.name in last.input[1:]:
+            scaled = numpy_helper.to_array(tensor) * np.float32(2.0 ** -round(math.log2(size)))
+            tensor.CopyFrom(numpy_helper.from_array(scaled, tensor.name))
 
 
 def _numbers(generator: np.random.Generator, shape: tuple[int, ...], factor: bool) -> npt.NDArray[np.float32]:
