@@ -127,8 +127,9 @@ class RunLog:
         log = self._logs[task.workload_key]
         new = [r for r in records if r.record_id not in log.records]
         # Taken in once MLflow has them: where it is away, the next call sends them again.
-        self._send(log.run_id, _curves(log, new))
-        log.take(new)
+        points, pending = log.best_points(new)
+        self._send(log.run_id, _curves(points, new))
+        log.take(new, pending)
         # A candidate that turned out to be wrong says so from now on; what was measured of it stays in the curve.
         log.records.update((r.record_id, r) for r in records)
 
@@ -320,9 +321,11 @@ def _task_params(task: TuningTask) -> dict[str, object]:
     }
 
 
-def _curves(log: TaskLog, new: Sequence[TuningRecord]) -> list[tuple[str, float, int, int]]:
+def _curves(
+    best_points: Sequence[tuple[TuningRecord, float]], new: Sequence[TuningRecord]
+) -> list[tuple[str, float, int, int]]:
     """The rows of ``new``: one a trial, of the best latency fewer; whatever is measured later of the trials before."""
-    metrics = [_best_row(*point) for point in log.best_points(new)[0]]
+    metrics = [_best_row(*point) for point in best_points]
     for record in new:
         at = _milliseconds(record)
         if record.phase != "confirm" and record.latency_us is not None:

@@ -88,10 +88,7 @@ def _latencies(summary: TuningSummary) -> str:
     for name, latency in rows:
         ratio = "" if latency is verdict.tuned else _ratio(verdict.tuned, latency)
         lines.append(f"| {name} | {_median(latency)} | {ratio} |")
-    told = (
-        "The ratio is the median over the rounds, in which all took turns: below 1 tuned is faster. Noise explains it"
-    )
-    return "\n".join([*lines, "", f"{told} where its interval has 1 inside."])
+    return "\n".join([*lines, "", _ABOUT_RATIOS])
 
 
 def _correctness(summary: TuningSummary) -> str:
@@ -164,14 +161,8 @@ def _not_improved(summary: TuningSummary, times: Sequence[SubgraphTime]) -> str:
     lines = [f"- `{name[:60]}`: {summary.reasons.get(name, 'no gain')}" for name in names[:HEAVIEST]]
     if len(names) > HEAVIEST:
         lines.append(f"- {len(names) - HEAVIEST} lighter ones: the description of each child run says why")
-    least = f"less than {NO_GAIN - 1:.0%}"
-    return "\n".join(
-        [
-            "### Why did a task not improve?",
-            f"{len(names)} of {summary.tasks} did not ({least} faster as built):",
-            *lines,
-        ]
-    )
+    counts = f"{len(names)} of {summary.tasks} did not (less than {NO_GAIN - 1:.0%} faster as built):"
+    return "\n".join(["### Why did a task not improve?", counts, *lines])
 
 
 def _published(summary: TuningSummary) -> str:

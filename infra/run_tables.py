@@ -33,9 +33,9 @@ class TaskLog:
     #: The last measured trial and the best latency at it, where no point of the curve stands there yet.
     pending: tuple[TuningRecord, float] | None = None
 
-    def take(self, new: Iterable[TuningRecord]) -> None:
-        """Take in records that were logged."""
-        _, self.pending = self.best_points(new)
+    def take(self, new: Iterable[TuningRecord], pending: tuple[TuningRecord, float] | None) -> None:
+        """Take in records that were logged, and what ``best_points`` said of them to wait."""
+        self.pending = pending
         for record in new:
             self.records[record.record_id] = record
             self._last = max(self._last, _order(record))

@@ -27,6 +27,14 @@ def held_by(store: DirectoryStore, **changes: object) -> None:
     store.put(f"leases/{leases.short_hash('m', 't')}/00000001/taken.json", json.dumps(holder).encode())
 
 
+def held_by_the_dead(store: DirectoryStore, **changes: object) -> None:
+    """A lease taken by a process of this machine that has ended."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    started = psutil.Process(ended.pid).create_time()
+    ended.wait()
+    held_by(store, host=leases.socket.gethostname(), pid=ended.pid, started=started, **changes)
+
+
 def test_a_second_run_is_refused_and_told_who_has_it_until_it_is_given_back(store: DirectoryStore) -> None:
     with Lease(store, "m", "t", "first-run"):
         with pytest.raises(RunInProgress, match=r"m for t is being tuned by run first-run on .* process"):
@@ -39,10 +47,7 @@ def test_a_second_run_is_refused_and_told_who_has_it_until_it_is_given_back(stor
 
 
 def test_a_holder_whose_process_is_gone_is_replaced_at_once(store: DirectoryStore) -> None:
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    started = psutil.Process(ended.pid).create_time()
-    ended.wait()
-    held_by(store, host=leases.socket.gethostname(), pid=ended.pid, started=started)
+    held_by_the_dead(store)
     lease = Lease(store, "m", "t", "run")
     lease.acquire()
     assert lease.died == ("other-run",)
@@ -50,10 +55,7 @@ def test_a_holder_whose_process_is_gone_is_replaced_at_once(store: DirectoryStor
 
 
 def test_a_holder_that_died_before_it_had_cleared_up_leaves_that_to_the_next(store: DirectoryStore) -> None:
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    started = psutil.Process(ended.pid).create_time()
-    ended.wait()
-    held_by(store, host=leases.socket.gethostname(), pid=ended.pid, started=started, died=["first-run"])
+    held_by_the_dead(store, died=["first-run"])
     lease = Lease(store, "m", "t", "run")
     lease.acquire()
     assert lease.died == ("other-run", "first-run")
@@ -61,10 +63,7 @@ def test_a_holder_that_died_before_it_had_cleared_up_leaves_that_to_the_next(sto
 
 
 def test_what_was_cleared_up_is_nobodys_any_more(store: DirectoryStore) -> None:
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    started = psutil.Process(ended.pid).create_time()
-    ended.wait()
-    held_by(store, host=leases.socket.gethostname(), pid=ended.pid, started=started, died=["first-run"])
+    held_by_the_dead(store, died=["first-run"])
     store.put(f"leases/{leases.short_hash('m', 't')}/00000001/cleared.json", b"{}")
     lease = Lease(store, "m", "t", "run")
     lease.acquire()
