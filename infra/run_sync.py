@@ -188,7 +188,8 @@ def _end(log: RunLog, start: RunStart, end: RunEnd | None, records: Records, ove
         return "FAILED", [f"it had failed: {end.failure}"]
     last = max((r.started_at for found in records.values() for r in found if r.run_id == start.run_id), default=0.0)
     last = max(last, start.at)
-    ago = f"{(time.time() - last) / 60:.0f} minutes ago"
+    # A clock elsewhere may be ahead of this one.
+    ago = f"{max(0.0, time.time() - last) / 60:.0f} minutes ago"
     if not over and time.time() - last < SILENT_S:
         return "RUNNING", [f"it has not ended, its last sign of life was {ago}; --over says that it will not go on"]
     reason = f"the run died: it has no end, and its last sign of life was at {_utc(last)}"
