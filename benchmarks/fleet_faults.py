@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ import psutil
 
 from benchmarks.kills import _write_model
 from tasks.engines.measuring.journal import read_journal
+from tasks.records import TuningRecord
 from tests.fleet.fleet import LocalFleet, local_fleet, stored_records
 from tests.flows.command import wait_for
 from tests.services import free_port, mlflow_server, prefect_server, s3_server
@@ -174,7 +175,8 @@ def strike_often(faults: int, seed: int, folder: Path) -> FaultResult:
             kind = dice.choices(list(KINDS), list(KINDS.values()))[0]
             scene.strike(kind)
             struck[kind] += 1
-            print(f"{struck.total()} of {faults}: {kind}, {len(scene.seen)} records", file=sys.stderr)
+            at = f"{time.time():.1f}"
+            print(f"{at}: {struck.total()} of {faults}: {kind}, {len(scene.seen)} records", file=sys.stderr)
         _finish(scene)
         scene.end()
         return _count(scene, s3_url, dict(struck), time.monotonic() - started)
@@ -196,8 +198,18 @@ def _finish(scene: Faults) -> None:
 def _count(scene: Faults, s3_url: str, kinds: dict[str, int], seconds: float) -> FaultResult:
     records = stored_records(s3_url, _BUCKET, "store/records/")
     ids = Counter(record.record_id for record in records)
-    tried = Counter((r.workload_key, r.candidate_key) for r in records if r.phase == "search")
-    doubled = sum(count - 1 for counts in (ids, tried) for count in counts.values() if count > 1)
+    # A record that is stored twice is no second measurement.
+    tried: defaultdict[tuple[str, str], dict[str, TuningRecord]] = defaultdict(dict)
+    for record in records:
+        if record.phase == "search":
+            tried[record.workload_key, record.candidate_key][record.record_id] = record
+    again = [list(found.values()) for found in tried.values() if len(found) > 1]
+    doubled = sum(count - 1 for count in ids.values()) + sum(len(found) - 1 for found in again)
+    for found in again:
+        said = "; ".join(f"{r.session_id} on {r.device} at {r.started_at:.1f}" for r in found)
+        print(f"measured again: {found[0].task_name} {found[0].candidate_key}: {said}", file=sys.stderr)
+    for record_id in (name for name, count in ids.items() if count > 1):
+        print(f"stored twice: {record_id}", file=sys.stderr)
     wrong = (*scene.wrong, *_running_in_mlflow(scene.command.settings["MLFLOW_TRACKING_URI"]))
     return FaultResult(
         sum(kinds.values()), kinds, len(scene.seen), len(ids), len(scene.seen - set(ids)), doubled, wrong, seconds

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ _CONNECT_TIMEOUT_S = 15.0
 _AGENT_FILES = ("ca.pem", "agent.pem", "agent.key")
 #: Where an agent's description and its figures stand among what Dask knows of a worker.
 STARTUP_KEY = "tunewright"
+#: Where the scheduler keeps, by agent, the session that it has begun and not stored yet.
+_UNSTORED = "tunewright-unstored"
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,30 @@ def list_agents(client: Any) -> list[Agent]:
         raise FleetError(f"the scheduler does not answer: {error}") from error
     agents = [_agent(address, worker) for address, worker in workers.items() if STARTUP_KEY in worker]
     return sorted(agents, key=lambda agent: agent.name)
+
+
+def note_unstored(client: Any, agent: str, run_id: str, workloads: Iterable[str]) -> None:
+    """Let everybody know that ``agent`` measures ``workloads`` for a run: its last trials are in its journal only."""
+    client.set_metadata([_UNSTORED, agent], {"run_id": run_id, "workloads": list(workloads)})
+
+
+def note_stored(client: Any, agent: str) -> None:
+    """All that ``agent`` has measured is in the store, or is not waited for any longer."""
+    client.set_metadata([_UNSTORED, agent], {})
+
+
+def missing_agents(client: Any, run_id: str = "", workloads: Iterable[str] = ()) -> list[str]:
+    """Agents that are away with measurements of the run, or of one of ``workloads``, that they may not have stored.
+
+    An agent stores the journals that it left before it joins again. Raises FleetError.
+    """
+    notes: Mapping[str, Any] = client.get_metadata([_UNSTORED], default={})
+    here, wanted = {agent.name for agent in list_agents(client)}, set(workloads)
+    return [
+        name
+        for name, note in notes.items()
+        if note and name not in here and (note["run_id"] == run_id or not wanted.isdisjoint(note["workloads"]))
+    ]
 
 
 async def serve_scheduler(host: str, port: int, certificates: Path) -> None:

@@ -26,7 +26,15 @@ from typing import Any
 
 from distributed import Worker, WorkerPlugin, get_client, get_worker
 
-from infra.cluster import STARTUP_KEY, Activity, describe_agent, list_agents, resource_of
+from infra.cluster import (
+    STARTUP_KEY,
+    Activity,
+    describe_agent,
+    missing_agents,
+    note_stored,
+    note_unstored,
+    resource_of,
+)
 from infra.object_store import ObjectStore, open_store
 from infra.patience import patiently
 from infra.record_store import RecordStore
@@ -47,8 +55,8 @@ PLUGIN = "tunewright-agent"
 _RATE_S = 120.0
 #: What other agents have learned is asked for no more often than this.
 _SAMPLES_EVERY_S = 10.0
-#: A session that another agent had begun waits so long for that one to come back and store its journal. Where it
-#: does come back that is a matter of seconds, but on a machine that is busy of half a minute.
+#: A session waits so long for an agent that went away while it measured the same workload to come back and store
+#: its journal. Where it does come back that is a matter of seconds, but on a machine that is busy of half a minute.
 _RECOVERY_S = 60.0
 #: The engine of a worker that died ends by itself; its journal is waited for so long.
 _ORPHAN_S = 20.0
@@ -202,7 +210,11 @@ class Running:
         self._fetch_samples(session.run_id)
         placed = replace(session, tasks=tasks)
         records = [record for found in known.values() for record in found if not is_outdated(record)]
-        outcome = run_session(self.host, placed, records)
+        try:
+            outcome = run_session(self.host, placed, records)
+        finally:
+            if not self.host.pending:
+                note_stored(get_client(), self.options.name)
         try:
             self.samples.publish_session(session.run_id, session.session_id)
         except StoreError as error:
@@ -210,20 +222,23 @@ class Running:
         return replace(outcome, session=session)
 
     def _note_begin(self, session: Session) -> None:
-        """Let everybody know that this agent begins; where another had begun, let it come back first.
+        """Let everybody know that this agent begins; those that are away with trials of the same tasks come back first.
 
-        Its last trials are in its journal, which it stores before it joins again.
+        Their last trials are in their journals, which they store before they join again.
         """
         client = get_client()
         path = ["tunewright", session.run_id, session.session_id]
         begun: list[str] = list(client.get_metadata(path, default=[]))
-        others = [name for name in begun if name != self.options.name]
         client.set_metadata(path, [*begun, self.options.name])
-        if others:
-            self.busy.say(f"{others[-1]} had begun this and may come back")
-            deadline = time.monotonic() + _RECOVERY_S
-            while time.monotonic() < deadline and others[-1] not in {a.name for a in list_agents(client)}:
-                time.sleep(0.5)
+        keys = [task.workload_key for task in session.tasks]
+        deadline = time.monotonic() + _RECOVERY_S
+        while missing := missing_agents(client, workloads=keys):
+            self.busy.say(f"{missing[0]} was at the same task and may come back")
+            if time.monotonic() > deadline:
+                for name in missing:
+                    note_stored(client, name)
+            time.sleep(0.5)
+        note_unstored(client, self.options.name, session.run_id, keys)
 
     def _with_workload(self, task: TuningTask) -> TuningTask:
         """The task with its workload's IR on this machine."""

@@ -16,7 +16,7 @@ import dask
 from distributed import KilledWorker, wait
 from prefect.context import FlowRunContext
 
-from infra.cluster import ALLOWED_DEATHS, Agent, away, list_agents, resource_of, security
+from infra.cluster import ALLOWED_DEATHS, Agent, away, list_agents, missing_agents, resource_of, security
 from infra.settings import settings
 from tasks.agent import Running, is_busy_with, machine, on_agent
 from tasks.errands import Finished, run_errand
@@ -195,11 +195,16 @@ class Fleet:
             future.release()
 
     def wait_for_leftovers(self, run_id: str, limit_s: float) -> None:
-        """Until no agent works for ``run_id``, a run that has died; its last trials are stored then."""
+        """Until no agent works for ``run_id``, a run that has died, and none is away with trials of it.
+
+        Its last trials are stored then.
+        """
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
+            # First those that are away: one that comes back in between is seen as busy or has stored all.
+            missing = missing_agents(self.client, run_id)
             busy = self.client.run(is_busy_with, run_id, on_error="ignore")
-            if not any(busy.values()):
+            if not missing and not any(busy.values()):
                 return
             time.sleep(1.0)
 

@@ -117,28 +117,31 @@ def run_session(host: SessionHost, session: Session, known: Sequence[TuningRecor
     measured = {r.record_id: r for r in known if r.session_id == session.session_id}
     result = SessionResult(session.session_id, session.phase, 0, {}, {})
     host.pending.append(host.journals / f"{session.session_id}.jsonl")
-    while (left := _rest_of(session, list(measured.values()))) is not None:
-        placed = _placed(host, left, [*known, *measured.values()])
+    try:
+        while (left := _rest_of(session, list(measured.values()))) is not None:
+            placed = _placed(host, left, [*known, *measured.values()])
 
-        def take(record: TuningRecord) -> None:
-            measured[record.record_id] = record
-            host.on_record(record)
+            def take(record: TuningRecord) -> None:
+                measured[record.record_id] = record
+                host.on_record(record)
 
-        try:
-            with _Watch(host, placed.journal_path):
-                result = _wait_for_device(host, placed, take)
-            break
-        except (EngineCrashed, EngineTimeout) as error:
-            deaths += 1
-            lost = _record_loss(host.engine_of(), placed, str(error))
-            if lost is not None:
-                take(lost)
-            host.engine_of().restart()
-            if deaths >= _DEATHS:
-                given_up = f"{session.task.name}: given up, it ended {deaths} engines ({error})"
-                result = replace(result, failures={"device_lost": deaths})
+            try:
+                with _Watch(host, placed.journal_path):
+                    result = _wait_for_device(host, placed, take)
                 break
-    host.store_journals(must=host.patience_s > 0)
+            except (EngineCrashed, EngineTimeout) as error:
+                deaths += 1
+                lost = _record_loss(host.engine_of(), placed, str(error))
+                if lost is not None:
+                    take(lost)
+                host.engine_of().restart()
+                if deaths >= _DEATHS:
+                    given_up = f"{session.task.name}: given up, it ended {deaths} engines ({error})"
+                    result = replace(result, failures={"device_lost": deaths})
+                    break
+    finally:
+        # Also where the engine does not start again: whoever goes on elsewhere must know what was measured here.
+        host.store_journals(must=host.patience_s > 0)
     return SessionOutcome(
         session, replace(result, records=len(measured)), tuple(measured.values()),
         wall_s=time.monotonic() - started, given_up=given_up, handed_back=not host.wanted(),
