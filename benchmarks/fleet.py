@@ -76,7 +76,7 @@ def _faults(arguments: argparse.Namespace) -> tuple[list[Row], dict[str, Any]]:
     rows = [
         ("faults", f"{found.faults}: {kinds}"), ("measurements seen in journals", str(found.acknowledged)),
         ("measurements in the store", str(found.stored)), ("lost", str(found.lost)), ("doubled", str(found.doubled)),
-        ("in a wrong state", "; ".join(found.wrong) or "nothing"),
+        ("in a wrong state", "; ".join(found.wrong) or "nothing"), ("runs that did not begin", str(found.refused)),
     ]  # fmt: skip
     values = {"faults": found.faults, "lost": found.lost, "doubled": found.doubled, "wrong_states": len(found.wrong)}
     return rows, values

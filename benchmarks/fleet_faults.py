@@ -36,12 +36,18 @@ AWAY_S = 20.0
 _TRIALS = 400
 _FINAL_TRIALS = 8
 _START_S = 400.0
+#: The exit status of a run that does not begin, since a service does not answer; it ends so long after that is back.
+_REFUSED = 2
+_REFUSAL_S = 10.0
 _RUN_S = 1200.0
 
 
 @dataclass(frozen=True)
 class FaultResult:
-    """``acknowledged``: records seen in a journal. ``wrong``: what is in a state that it should not be in."""
+    """``acknowledged``: records seen in a journal. ``wrong``: what is in a state that it should not be in.
+
+    ``refused``: runs that did not begin, since MLflow or the store did not answer when they were started.
+    """
 
     faults: int
     kinds: dict[str, int]
@@ -49,6 +55,7 @@ class FaultResult:
     stored: int
     lost: int
     doubled: int
+    refused: int
     wrong: tuple[str, ...]
     seconds: float
 
@@ -109,6 +116,8 @@ class Faults:
         self.model = 0
         self.seen: set[str] = set()
         self.wrong: list[str] = []
+        self.refused = 0
+        self._away_until = 0.0
         self._ended = threading.Event()
 
     def start_flow(self) -> None:
@@ -118,6 +127,8 @@ class Faults:
         if self.flow is not None and self.flow.returncode is not None:
             if self.flow.returncode == 0:
                 self.model += 1
+            elif self.flow.returncode == _REFUSED and time.monotonic() < self._away_until:
+                self.refused += 1  # it was started while a service was away, and said so
             elif self.flow.returncode != -signal.SIGKILL:
                 error = self.flow.stderr.read() if self.flow.stderr else ""
                 self.wrong.append(f"a run ended with {self.flow.returncode}: {error[-300:]}")
@@ -140,6 +151,7 @@ class Faults:
                 self.gates[kind].shut()
                 time.sleep(AWAY_S)
                 self.gates[kind].open()
+                self._away_until = time.monotonic() + _REFUSAL_S
 
     def watch(self) -> None:
         """Note every record that an agent's journal ever held."""
@@ -212,7 +224,15 @@ def _count(scene: Faults, s3_url: str, kinds: dict[str, int], seconds: float) ->
         print(f"stored twice: {record_id}", file=sys.stderr)
     wrong = (*scene.wrong, *_running_in_mlflow(scene.command.settings["MLFLOW_TRACKING_URI"]))
     return FaultResult(
-        sum(kinds.values()), kinds, len(scene.seen), len(ids), len(scene.seen - set(ids)), doubled, wrong, seconds
+        sum(kinds.values()),
+        kinds,
+        len(scene.seen),
+        len(ids),
+        len(scene.seen - set(ids)),
+        doubled,
+        scene.refused,
+        wrong,
+        seconds,
     )
 
 

@@ -28,6 +28,8 @@ _LEAST_ROOM = 0.02
 _LIGHT_SHARE = 0.02
 _SESSION_TRIALS = 16
 _LIGHT_TRIALS = 8
+#: What the first session of a task gains that has other implementations to measure, before any was.
+_OTHERS_GAIN = 0.4
 #: What the roofline promises counts as so many first sessions when it is weighed against those that were run.
 _ROOFLINE_WEIGHT = 1.0
 #: However many there were: kernels of one operator are not all alike.
@@ -168,9 +170,9 @@ class Knowledge:
             found.setdefault(operator, []).extend(gains)
         return cls(_demonstrated_speed(states), found)
 
-    def first_gain(self, operator: str, room: float) -> float:
-        """What a first session is expected to gain: ``room``, as far as others of its operator do not tell better."""
-        known = self.first_gains.get(operator, ())
+    def first_gain(self, kind: str, room: float) -> float:
+        """What a first session is expected to gain: ``room``, as far as others of its kind do not tell better."""
+        known = self.first_gains.get(kind, ())
         if not known:
             return room
         weight = min(len(known), _MOST_SESSIONS)
@@ -178,12 +180,26 @@ class Knowledge:
 
 
 def first_gains(states: Sequence[TaskState]) -> dict[str, list[float]]:
-    """What the first session of each task gained, by operator."""
+    """What the first session of each task gained, by its kind."""
     found: dict[str, list[float]] = {}
     for state in states:
         if state.gains:
-            found.setdefault(state.task.subgraph.anchor_operator, []).append(state.gains[0])
+            found.setdefault(_kind(state.task), []).append(state.gains[0])
     return found
+
+
+def _kind(task: TuningTask) -> str:
+    """What first sessions gain alike: the anchor operator, apart where it has other implementations."""
+    return (
+        f"{task.subgraph.anchor_operator}, other implementations"
+        if _has_others(task)
+        else task.subgraph.anchor_operator
+    )
+
+
+def _has_others(task: TuningTask) -> bool:
+    """Are there other implementations to measure? Of an anchor operator alone there are none."""
+    return bool(task.subgraph.implementations) and task.workload_key == task.subgraph.workload_key
 
 
 def expected_gain_us(state: TaskState, knowledge: Knowledge, in_flight: int = 0) -> float:
@@ -196,7 +212,9 @@ def expected_gain_us(state: TaskState, knowledge: Knowledge, in_flight: int = 0)
     # Even at the demonstrated speed a schedule may be improved; the model's own record is no law.
     room = max(room, _LEAST_ROOM)
     if searched == 0:
-        return state.cost_us * knowledge.first_gain(state.task.subgraph.anchor_operator, room)
+        if _has_others(state.task):
+            room = max(room, _OTHERS_GAIN)
+        return state.cost_us * knowledge.first_gain(_kind(state.task), room)
     rate = _LATER_RATES[min(searched - 1, len(_LATER_RATES) - 1)]
     if searched > 1 and state.gains:
         rate = 0.5 * rate + 0.5 * 0.5 * state.gains[-1]

@@ -103,6 +103,7 @@ class FusedSubgraph:
     ``anchor_key`` is the workload key of the anchor operator alone, which is what operator granularity
     tunes. ``flops`` and ``bytes_moved`` are for one call: floating-point (or integer) operations, and the
     sizes of all inputs and outputs together. ``weight`` is how often one run of the model calls it.
+    ``implementations`` names other ways to compute it than the operators' own, which a search measures too.
     """
 
     name: str
@@ -117,6 +118,7 @@ class FusedSubgraph:
     flops: float
     bytes_moved: int
     weight: int
+    implementations: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -204,7 +206,8 @@ class TuningRecord:
 
     ``schedule`` is a MetaSchedule trace or an AutoTVM config entity as JSON text, empty for the
     default schedule. ``candidate_key`` names the schedule within its workload; ``record_id`` names
-    the trial, so that a record read twice is still one.
+    the trial, so that a record read twice is still one. ``implementation`` says what ``schedule`` is a schedule
+    of, where that is not the operators' own: another algorithm, a version of the default schedules, a template.
     """
 
     record_id: str

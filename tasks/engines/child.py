@@ -132,8 +132,12 @@ class EngineChild:
         return from_plain(Artifact, self._call("build", {"request": request}))
 
     def execute(self, request: ExecutionRequest) -> Latency:
-        """See Engine."""
-        return from_plain(Latency, self._call("execute", {"request": request}))
+        """See Engine. Tried again where the child dies: whatever an artifact does, it does in a process below it."""
+        try:
+            return from_plain(Latency, self._call("execute", {"request": request}))
+        except EngineCrashed:
+            self.restart()
+            return from_plain(Latency, self._call("execute", {"request": request}))
 
     def finish_trial(self) -> None:
         """Ask the child to end its session after the trial in flight; one that is starting would just die of it."""

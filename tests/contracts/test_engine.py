@@ -283,6 +283,17 @@ def test_a_search_session_measures_distinct_candidates(search: Heard, engine: En
     assert search.result.seconds["total"] > 0
 
 
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_session_keeps_to_its_slice_of_the_space(
+    sessions: Sessions, tasks: Sequence[TuningTask], search: Heard, index: int
+) -> None:
+    session = sessions.make("search", tasks[:1], search.records, trials=4, slice_index=index, slice_count=2)
+    keys = [record.candidate_key for record in sessions.run(session).records]
+
+    assert keys
+    assert {int(key[:8], 16) % 2 for key in keys} == {index}
+
+
 def test_no_trial_is_begun_after_stop_at(sessions: Sessions, search: Heard) -> None:
     session = sessions.make("search", search.session.tasks, search.records, trials=4, stop_at=time.time() - 1)
     assert sessions.run(session).records == []

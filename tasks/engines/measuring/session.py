@@ -139,6 +139,7 @@ class SessionRunner:
         session = progress.session
         started = time.monotonic()
         search = self._workshop.search_of(session.task)
+        search.part = (session.slice_index, session.slice_count)
         search.learn(known)
         progress.spend("search", time.monotonic() - started)
         note = self._build_reference(progress)

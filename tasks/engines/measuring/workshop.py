@@ -34,8 +34,10 @@ class Search(Protocol):
     """The search of one workload, warm from session to session.
 
     ``skipped`` names stored records that do not replay, ``best_us`` is infinite while nothing is measured.
+    ``part``: index and number of the slices of the space; only candidates of that slice are proposed.
     """
 
+    part: tuple[int, int]
     exhausted: bool
     skipped: list[str]
     best_us: float

@@ -23,7 +23,8 @@ from tasks.engines.interface import BuildRequest
 from tasks.engines.measuring.workshop import DEFAULT_KEY, is_plain, kernel_symbol
 from tasks.engines.relax import loader
 from tasks.engines.relax.candidates import BUILD_CONFIG
-from tasks.engines.relax.search import default_schedule, replay
+from tasks.engines.relax.implementations import Workload, is_other
+from tasks.engines.relax.search import default_schedule, replay_record
 from tasks.engines.relax.sources import Winner, write_sources
 from tasks.engines.relax.subgraphs import as_workload, prim_funcs, structural_key
 from tasks.errors import EngineError
@@ -57,7 +58,7 @@ class Material:
     """
 
     lowered: Any
-    workloads: Mapping[str, Any]
+    workloads: Mapping[str, Workload]
     target: Any
     compile_kernels: Callable[[Sequence[Kernel]], Mapping[str, str]] | None
 
@@ -112,7 +113,7 @@ def _choose_kernels(request: BuildRequest, material: Material) -> tuple[dict[str
             candidate = choices[key].candidate_key or DEFAULT_KEY
             if request.fused.granularity == "operator" and candidate != DEFAULT_KEY:
                 candidate = f"anchor-{candidate}"  # the trace of another workload makes another kernel
-            plain = material.workloads[key]["main"] if candidate == DEFAULT_KEY else None
+            plain = material.workloads[key].mod["main"] if candidate == DEFAULT_KEY else None
             scheduled[key] = Kernel(key, candidate, body, trace, plain)
         kernels[name] = scheduled[key]
     return kernels, tuple(choices.values())
@@ -150,8 +151,8 @@ def _schedule_one(
     """The fastest record that still replays, else the default schedule; its trace, what became of the choice."""
     key = subgraph.workload_key
     tuned_key = request.fused.tuned_key(subgraph)
-    workload, notes = material.workloads[key], []
-    default = default_schedule(workload, material.target)["main"]
+    notes: list[str] = []
+    default = default_schedule(material.workloads[key].mod, material.target)["main"]
     for record in request.best.get(tuned_key, ()):
         chosen = SubgraphChoice(subgraph.name, key, record.record_id, record.candidate_key, record.latency_us)
         if not record.schedule:
@@ -162,18 +163,20 @@ def _schedule_one(
         except Exception as error:
             notes.append(f"record {record.record_id} does not replay ({type(error).__name__})")
             continue
+        if is_other(record):
+            notes.append(f"computed by {record.implementation}")
         return scheduled, record.schedule, dataclasses.replace(chosen, note="; ".join(notes))
     return default, "", SubgraphChoice(subgraph.name, key, "", "", None, "; ".join(notes))
 
 
 def _replay(record: TuningRecord, key: str, tuned_key: str, material: Material) -> Any:
     """The subgraph ``key`` scheduled as ``record`` says, which was measured on ``tuned_key``."""
-    tuned = replay(material.workloads[tuned_key], record.schedule)
+    tuned = replay_record(material.workloads[tuned_key], record, material.target)
     if tuned_key == key:
         return tuned.mod["main"]
     # Tuned on the anchor operator alone: its trace is applied to the block it has in common with
     # the subgraph, the operators around it are inlined.
-    schedule = Schedule(material.workloads[key])
+    schedule = Schedule(material.workloads[key].mod)
     schedule_using_anchor_trace(schedule, tuned.trace, material.target)
     return schedule.mod["main"]
 

@@ -18,7 +18,8 @@ from tasks.engines.measuring.workshop import Workshop
 from tasks.engines.measuring.zygote import Zygote
 from tasks.engines.relax import building, frontend, targets
 from tasks.engines.relax.cost_model import Samples, XgbCostModel
-from tasks.engines.relax.search import Candidate, TaskSearch, default_schedule, replay
+from tasks.engines.relax.implementations import Workload
+from tasks.engines.relax.search import Candidate, TaskSearch, default_schedule, replay_record
 from tasks.engines.relax.subgraphs import Inventory, arguments, take_inventory
 from tasks.records import Artifact, EngineInfo, FusedModule, ImportedModule, ModelFile, TuningRecord, TuningTask
 
@@ -87,7 +88,7 @@ class RelaxEngine(MeasuringEngine):
         return self._inventories[digest]
 
     def _workload_text(self, imported: ImportedModule, workload_key: str) -> str:
-        return str(tvm.ir.save_json(self._inventory(imported)[1].workloads[workload_key]))
+        return self._inventory(imported)[1].workloads[workload_key].to_text()
 
     def _workshop(self) -> Workshop:
         return self._workloads
@@ -110,7 +111,7 @@ class RelaxWorkshop:
         self._target_json = target_json
         self._model = model
         self._searches: dict[str, TaskSearch] = {}
-        self._modules: dict[str, Any] = {}
+        self._workloads: dict[str, Workload] = {}
 
     def search_of(self, task: TuningTask) -> TaskSearch:
         if task.workload_key not in self._searches:
@@ -118,25 +119,25 @@ class RelaxWorkshop:
         return self._searches[task.workload_key]
 
     def arguments(self, task: TuningTask) -> list[tuple[tuple[int, ...], str]]:
-        return arguments(self._module(task))
+        return arguments(self._workload(task).mod)
 
     def default_part(self, task: TuningTask) -> Mapping[str, Any]:
-        return self.part(default_schedule(self._module(task), self._target)["main"])
+        return self.part(default_schedule(self._workload(task).mod, self._target)["main"])
 
     def candidate_part(self, task: TuningTask, candidate: Candidate) -> Mapping[str, Any]:  # noqa: ARG002
         return self.part(candidate.mod["main"])
 
     def stored_part(self, task: TuningTask, record: TuningRecord) -> Mapping[str, Any]:
-        return self.part(replay(self._module(task), record.schedule).mod["main"])
+        return self.part(replay_record(self._workload(task), record, self._target).mod["main"])
 
     def part(self, func: Any) -> dict[str, Any]:
         """What a builder needs to compile ``func``, a scheduled workload."""
         return {"mod": tvm.ir.save_json(tvm.IRModule({"main": func})), "target": self._target_json}
 
-    def _module(self, task: TuningTask) -> Any:
-        if task.workload_key not in self._modules:
-            self._modules[task.workload_key] = tvm.ir.load_json(Path(task.workload_path).read_text())
-        return self._modules[task.workload_key]
+    def _workload(self, task: TuningTask) -> Workload:
+        if task.workload_key not in self._workloads:
+            self._workloads[task.workload_key] = Workload.from_text(Path(task.workload_path).read_text())
+        return self._workloads[task.workload_key]
 
 
 def _versions() -> dict[str, str]:

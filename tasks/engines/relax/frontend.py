@@ -25,10 +25,11 @@ from tasks.errors import ModelError
 
 @dataclass(frozen=True)
 class Fused:
-    """The module after FuseOps (``grouped``: what is fused) and after FuseTIR (``lowered``: kernels)."""
+    """The module after FuseOps (``grouped``: what is fused) and after FuseTIR (``lowered``: kernels) for ``target``."""
 
     grouped: Any
     lowered: Any
+    target: Any
 
 
 def translate(path: str) -> tuple[Any, dict[str, int]]:
@@ -71,4 +72,4 @@ def fuse(mod: Any, target: Any) -> Fused:
         # A reshape that only renames memory is no kernel; taken out here, it is never tuned.
         kernels = [transform.FuseTIR(), transform.RewriteDataflowReshape(), transform.DeadCodeElimination()]
         lowered = tvm.transform.Sequential(kernels)(grouped)
-    return Fused(grouped, lowered)
+    return Fused(grouped, lowered, target)

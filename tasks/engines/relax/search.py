@@ -19,6 +19,7 @@ from tasks.engines.measuring.workshop import BATCH
 from tasks.engines.relax import spaces, transfer
 from tasks.engines.relax.cost_model import MIN_SAMPLES, Rows, Samples, XgbCostModel, features_of
 from tasks.engines.relax.defaults import cpu_default
+from tasks.engines.relax.implementations import Workload, is_other
 from tasks.engines.relax.subgraphs import arguments, structural_key
 from tasks.errors import EngineError
 from tasks.records import TuningRecord, TuningTask
@@ -38,17 +39,23 @@ _POOL = 48
 #: Where a transplanted schedule stands in the database that evolution starts from: behind all measured ones.
 _UNMEASURED_S = 1e3
 _ENDLESS = 10**6
+#: Where another implementation takes less than this share of the time, no schedule of the own one will be faster.
+_OUT_OF_REACH = 0.75
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A schedule to measure: its name within the workload, its trace as JSON, its scheduled module."""
+    """A schedule to measure: its name within the workload, its trace as JSON, its scheduled module.
+
+    ``measure`` is TVM's candidate, None for another ``implementation``, of which the cost model knows nothing.
+    """
 
     key: str
     trace: str
     mod: Any
     measure: Any
     predicted_us: float | None
+    implementation: str = ""
 
 
 class TaskSearch:
@@ -56,7 +63,8 @@ class TaskSearch:
 
     def __init__(self, task: TuningTask, target: Any, model: XgbCostModel) -> None:
         self.task = task
-        self.mod = tvm.ir.load_json(Path(task.workload_path).read_text())
+        workload = Workload.from_text(Path(task.workload_path).read_text())
+        self.mod = workload.mod
         self.args = arguments(self.mod)
         self.exhausted = False
         #: Index and number of the slices of the space, by candidate key; only candidates in it are proposed.
@@ -72,6 +80,11 @@ class TaskSearch:
         self._sketches = spaces.register_tiles(self.mod, target) if target.kind.name == "llvm" else []
         #: The sketches that are not the default schedule, by candidate key.
         self._variants = {structural_key(sketch.mod): self._measure(sketch) for sketch in self._sketches[:-1]}
+        #: What other implementations offer; the fastest that was measured of them, and of this one.
+        self._others = {
+            structural_key(sketch.mod): (name, sketch) for name, sketch in workload.sketches(target).items()
+        }
+        self._other_us = self._own_us = math.inf
         self._spaces: list[Any] | None = None
         self._spaces_are_all = False
         self._pool: dict[str, Any] = {}
@@ -87,8 +100,11 @@ class TaskSearch:
         for rank, record in enumerate(fresh):
             self._known.add(record.record_id)
             self._measured.add(record.candidate_key)
+            if is_other(record):
+                self._note(record.latency_us, other=True)
+                continue
             if not record.schedule:
-                self.best_us = min(self.best_us, record.latency_us or math.inf)
+                self._note(record.latency_us)
             if (record.phase == "search" and rank < _SEEDS) or (not record.schedule and self._sketches):
                 self._learn_one(record, context)
 
@@ -106,15 +122,23 @@ class TaskSearch:
         if not self._samples.has(self.task.workload_key, record.candidate_key):
             rows = features_of(self._model.extractor, context, [self._measure(schedule)])[0]
             self._add_sample(record.candidate_key, rows, record.latency_us)
-        self.best_us = min(self.best_us, record.latency_us or math.inf)
+        self._note(record.latency_us)
 
     def propose(self, count: int, seed: int) -> list[Candidate]:
         """Up to ``count`` candidates that were never measured; none when the space is exhausted.
 
-        What the cost model thinks best of all that was proposed so far and not yet measured.
+        Other implementations first; then what the cost model thinks best of all that was proposed so far and not
+        yet measured, unless another implementation is so much faster that no schedule of this one will be.
         """
+        slices = self.part[1]
+        others = [key for key in self._others if key not in self._measured and self._is_mine(key)][:count]
+        if others:
+            self._measured.update(others)
+            return [self._other(key) for key in others]
+        if self._measured.issuperset(self._others) and self._other_us < _OUT_OF_REACH * self._own_us:
+            self.exhausted = True
+            return []
         context = self._searching(seed)
-        index, slices = self.part
         mine: list[str] = []
         for key, measure in self._variants.items():
             if key not in self._measured:
@@ -123,13 +147,30 @@ class TaskSearch:
         for _ in range(_EMPTY_ROUNDS * slices):
             self._fill_pool(context.generate_measure_candidates() or [])
             # Another agent may have measured what this one has proposed before.
-            mine = [key for key in self._pool if key not in self._measured and int(key[:8], 16) % slices == index]
+            mine = [key for key in self._pool if key not in self._measured and self._is_mine(key)]
             if mine and (slices == 1 or len(mine) >= min(count, _FEW)):
                 break
         if mine:
             return self._pick(context, mine, count)
         self.exhausted = slices == 1
         return []
+
+    def _is_mine(self, key: str) -> bool:
+        """Is the candidate in the slice of the space that is searched here?"""
+        index, slices = self.part
+        return int(key[:8], 16) % slices == index
+
+    def _other(self, key: str) -> Candidate:
+        name, sketch = self._others[key]
+        return Candidate(key, trace_text(sketch.trace), sketch.mod, None, None, name)
+
+    def _note(self, latency_us: float | None, other: bool = False) -> None:
+        """A latency was measured, of another implementation or of the operators' own."""
+        if latency_us is not None and other:
+            self._other_us = min(self._other_us, latency_us)
+        elif latency_us is not None:
+            self._own_us = min(self._own_us, latency_us)
+        self.best_us = min(self._own_us, self._other_us)
 
     def _measure(self, schedule: Any) -> Any:
         return ms.MeasureCandidate(schedule, ms.arg_info.ArgInfo.from_entry_func(self.mod, True))
@@ -215,21 +256,29 @@ class TaskSearch:
         return self._spaces
 
     def _predict(self, context: Any, measures: Sequence[Any]) -> list[float | None]:
-        if not measures or self._model.booster is None or not math.isfinite(self.best_us):
+        if not measures or self._model.booster is None or not math.isfinite(self._own_us):
             return [None] * len(measures)
         scores = self._model.predict(context, measures)
-        return [self.best_us / float(score) if score > 0.01 else None for score in scores]
+        return [self._own_us / float(score) if score > 0.01 else None for score in scores]
 
     def report(self, candidates: Sequence[Candidate], latencies_us: Sequence[float | None]) -> None:
         """What the measurements gave; None for a failed one."""
+        own = []
+        for candidate, latency_us in zip(candidates, latencies_us, strict=True):
+            if candidate.implementation:
+                self._note(latency_us, other=True)
+            else:
+                own.append((candidate, latency_us))
+        if not own:
+            return
         context = self._context(1, 0, 1)
-        rows = features_of(self._model.extractor, context, [candidate.measure for candidate in candidates])
-        for candidate, latency_us, features in zip(candidates, latencies_us, rows, strict=True):
+        rows = features_of(self._model.extractor, context, [candidate.measure for candidate, _ in own])
+        for (candidate, latency_us), features in zip(own, rows, strict=True):
             self._commit(candidate.measure.sch.trace, latency_us)
             if latency_us is not None:
                 self._samples.add_schedule(self.task.workload_key, latency_us, candidate.trace)
             self._add_sample(candidate.key, features, latency_us)
-            self.best_us = min(self.best_us, latency_us or math.inf)
+            self._note(latency_us)
 
     def _add_sample(self, candidate_key: str, rows: Rows, latency_us: float | None) -> None:
         self._samples.add(self.task.workload_key, candidate_key, rows, latency_us or math.inf)
@@ -255,6 +304,17 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)) or hasattr(value, "__getitem__"):
         return [_plain(item) for item in value]
     return value
+
+
+def replay_record(workload: Workload, record: TuningRecord, target: Target) -> Any:
+    """The workload scheduled as ``record`` says, in its implementation.
+
+    Raises whatever TVM raises where it no longer applies, ValueError where the implementation is another by now.
+    """
+    schedule = replay(workload.implemented(record.implementation, target), record.schedule)
+    if is_other(record) and structural_key(schedule.mod) != record.candidate_key:
+        raise ValueError(f"{record.implementation} has changed since record {record.record_id}")
+    return schedule
 
 
 def replay(mod: Any, trace: str) -> Any:

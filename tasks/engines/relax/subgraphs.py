@@ -14,6 +14,7 @@ from tvm.s_tir.analysis import estimate_tir_flops
 from tvm.s_tir.meta_schedule.arg_info import ArgInfo
 
 from tasks.engines.relax.frontend import Fused
+from tasks.engines.relax.implementations import Workload, recipe_of
 from tasks.records import FusedSubgraph, SubgraphCall, TensorSpec
 
 _HASH_MASK = (1 << 64) - 1
@@ -24,11 +25,11 @@ Part = tuple[str, Any]
 
 @dataclass(frozen=True)
 class Inventory:
-    """All subgraphs of a module with their workloads by key, and the calls in order."""
+    """All subgraphs of a module, the calls in order, and by key the workloads: subgraphs, and their anchors alone."""
 
     subgraphs: tuple[FusedSubgraph, ...]
     calls: tuple[SubgraphCall, ...]
-    workloads: dict[str, Any]
+    workloads: dict[str, Workload]
 
 
 def structural_key(mod: Any) -> str:
@@ -62,19 +63,20 @@ def take_inventory(fused: Fused) -> Inventory:
     for call in calls:
         weights[call.subgraph] = weights.get(call.subgraph, 0) + 1
     merged: dict[str, FusedSubgraph] = {}
-    workloads: dict[str, Any] = {}
+    workloads: dict[str, Workload] = {}
     name_of: dict[str, str] = {}
     for name, weight in weights.items():
         parts = [(part, single[part]) for part in operators.get(name, [name])]
-        mod = as_workload(kernels[name])
-        found = _describe(name, mod, parts, (weight, outputs_of[name]))
+        workload = Workload(as_workload(kernels[name]), recipe_of(fused.grouped, name))
+        found = _describe(name, workload.mod, parts, (weight, outputs_of[name]))
+        found = dataclasses.replace(found, implementations=tuple(workload.plans(fused.target)))
         earlier = merged.get(found.workload_key)
         name_of[name] = earlier.name if earlier else name
         if earlier:
             found = dataclasses.replace(earlier, weight=earlier.weight + weight)
         merged[found.workload_key] = found
-        workloads[found.workload_key] = mod
-        workloads.setdefault(found.anchor_key, as_workload(_anchor(parts)[1]))
+        workloads[found.workload_key] = workload
+        workloads.setdefault(found.anchor_key, Workload(as_workload(_anchor(parts)[1])))
     renamed = tuple(SubgraphCall(name_of[call.subgraph], call.feeds_from) for call in calls)
     return Inventory(tuple(merged.values()), renamed, workloads)
 

@@ -14,6 +14,7 @@ import numpy as np
 from tvm import relax, te, topi
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tasks.engines.relax import winograd
 from tasks.engines.relax.int16_dots import LANES, PAIR, PAIRED
 from tasks.engines.relax.passes.rewriting import Array, View, constant_like, operator_of
 from tasks.engines.relax.spaces import best_block, rows_to_compute
@@ -114,6 +115,8 @@ class _Packer(PyExprMutator):  # type: ignore[misc]
         )  # fmt: skip
         var = made.args[0]
         func = self.builder_.get()[var].with_attr("op_pattern", _FUSABLE)
+        if compute is _conv and _is_plain_3x3(weights, rest[0]):
+            func = winograd.mark(func, rest[0].padding, rest[1])
         self.builder_.update_func(var, func)
         return made
 
@@ -126,6 +129,11 @@ class _Packer(PyExprMutator):  # type: ignore[misc]
         """Columns that lie together: two vectors, or what divides."""
         choices = (2 * self._lanes, self._lanes, self._lanes // 2, _LEAST_BLOCK)
         return next((n for n in choices if columns % n == 0), self._lanes)
+
+
+def _is_plain_3x3(packed: Array, window: Window) -> bool:
+    """A dense conv with a window of 3 x 3 that moves by one."""
+    return packed.shape[1:3] == (3, 3) and (*window.strides, *window.dilation, window.groups) == (1, 1, 1, 1, 1)
 
 
 def _grouped(weights: Array, groups: int) -> tuple[Array, int]:
