@@ -88,7 +88,7 @@ class RelaxDriver(Driver):
     def _of_module(self, name: str, mod: Any) -> list[Case]:
         """The subgraphs of ``mod`` that are a convolution or a product with something fused to it."""
         inventory = take_inventory(frontend.fuse(mod, self._target))
-        self._workloads |= inventory.workloads
+        self._workloads |= {key: workload.mod for key, workload in inventory.workloads.items()}
         cases = []
         for subgraph in inventory.subgraphs:
             if len(subgraph.operators) < 2 or not subgraph.anchor_operator.startswith(("conv", "matmul", "depthwise")):

@@ -235,6 +235,22 @@ def test_first_sessions_go_where_those_of_the_same_operator_gained_before() -> N
     assert remaining_share(states, poor_convs) < remaining_share(states)
 
 
+def test_another_implementation_is_measured_before_schedules_of_the_only_one() -> None:
+    heavy, two_ways = state(0, 5e2), state(1, 4e2)
+    subgraph = replace(two_ways.task.subgraph, implementations=("winograd",))
+    two_ways = replace(two_ways, task=replace(two_ways.task, subgraph=subgraph))
+    # As fast as anything here: the roofline promises nothing.
+    fast = {"conv2d": (0.0,) * 8}
+
+    assert next_session([heavy, two_ways], NO_LIMIT, gains_before=fast).task == two_ways.task
+    # What it brought tonight counts for its like alone.
+    tried = replace(two_ways, gains=(0.5,), trials=16)
+    assert list(first_gains([heavy, tried])) == ["conv2d, other implementations"]
+    # Of the anchor operator alone there is none.
+    alone = replace(two_ways, task=replace(two_ways.task, workload_key="anchor"))
+    assert next_session([heavy, alone], NO_LIMIT, gains_before=fast).task == heavy.task
+
+
 def test_no_number_of_sessions_makes_an_operator_hopeless() -> None:
     many = {"conv2d": (0.0,) * 1000}
 

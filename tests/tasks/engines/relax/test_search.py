@@ -46,7 +46,7 @@ def first_proposal(folder: str, informed: bool) -> dict[str, Any]:
             measured = before.propose(16, seed)
             before.report(measured, [100.0 + 10 * index for index in range(len(measured))])
     this = search(1, 32)
-    this.best_us = 500.0
+    this._own_us = 500.0
     sketches = [structural_key(sketch.mod) for sketch in spaces.register_tiles(this.mod, target)]
     first, second = ([candidate.key for candidate in this.propose(4, seed)] for seed in (1, 2))
     waiting = list(this._pool)

@@ -40,7 +40,7 @@ def compare_all(folder: str) -> list[Any]:
         path.write_bytes(model.SerializeToString())
         inventory = subgraphs.take_inventory(frontend.fuse(frontend.translate(str(path))[0], target))
         for subgraph in inventory.subgraphs:
-            workload = inventory.workloads[subgraph.workload_key]
+            workload = inventory.workloads[subgraph.workload_key].mod
             sketches = spaces.register_tiles(workload, target)
             guess = spaces.best_guess(workload, target)
             assert (guess is None) == (not sketches), subgraph.name

@@ -68,7 +68,7 @@ def _kernels(fused: Any, target: Any) -> list[dict[str, Any]]:
     found, random = [], np.random.default_rng(0)
     inventory = subgraphs.take_inventory(fused)
     for subgraph in inventory.subgraphs:
-        workload = inventory.workloads[subgraph.workload_key]
+        workload = inventory.workloads[subgraph.workload_key].mod
         if int16_dots.PAIRED not in workload.script():
             continue
         arrays = [
