@@ -85,7 +85,7 @@ class Engine(Protocol):
 
 #: The version of an engine's default schedules, to be raised when they change. A record of one has no schedule that
 #: could be replayed: the version, as its ``implementation``, is all that tells what was measured.
-DEFAULT_SCHEDULES = {"relax": "tiles-3"}
+DEFAULT_SCHEDULES = {"relax": "tiles-4"}
 
 
 def is_outdated(record: TuningRecord) -> bool:

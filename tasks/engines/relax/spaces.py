@@ -36,6 +36,8 @@ _LOADS = 1
 _MOST_VAIN_ROWS = 3
 #: Rows and columns are filled up where that makes a conv faster by this factor at least.
 _WORTH_FILLING = 1.05
+#: Of a picture: batch, rows, columns, channels.
+_PICTURE_AXES = 4
 #: Steps of the reduction's last axis that are unrolled at most, and of the others (a conv's window).
 _MOST_STEPS = 8
 _MOST_WINDOW = 5
@@ -125,9 +127,17 @@ def _prepare(schedule: Schedule) -> Anchor | None:
         schedule.compute_inline(other)
     last = behind[-1] if behind else schedule.cache_write(block, 0, "global")
     spatial, reduction = loops_by_kind(schedule, block)
+    if len(schedule.get_loops(last)) == len(spatial) + 1 == _PICTURE_AXES:
+        _flatten(schedule, last)  # the anchor has a picture's pixels in one row
     if len(before) > 1 or len(spatial) < 2 or len(spatial) + len(reduction) != len(schedule.get_loops(block)):
         return None
     return Anchor(block, spatial, reduction, tuple(before), last)
+
+
+def _flatten(schedule: Schedule, block: Any) -> None:
+    """Let a block over pictures in NHWC go over each picture's pixels in one row."""
+    wide = extent(schedule, schedule.get_loops(block)[2])
+    schedule.transform_block_layout(block, lambda b, y, x, f: (b, y * wide + x, f))
 
 
 def is_reduction(schedule: Schedule, block: Any) -> bool:
@@ -273,6 +283,16 @@ def rows_to_compute(rows: int, columns: int, lanes: int) -> int:
     speeds = {padded: _speed(padded, columns, lanes) / padded for padded in range(rows, rows + _MOST_VAIN_ROWS + 1)}
     best = max(speeds, key=lambda padded: speeds[padded])
     return best if speeds[best] >= _WORTH_FILLING * speeds[rows] else rows
+
+
+def is_flat_better(high: int, wide: int, columns: int, lanes: int) -> bool:
+    """Should a 1x1 conv take a picture's pixels as one row? Rows that make no good tile are short more often."""
+
+    def speed(rows: int) -> float:
+        computed = rows_to_compute(rows, columns, lanes)
+        return _speed(computed, columns, lanes) * rows / computed
+
+    return columns % lanes == 0 and speed(high * wide) >= _WORTH_FILLING * speed(wide)
 
 
 def best_block(rows: int, columns: int, lanes: int) -> int:

@@ -17,7 +17,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tasks.engines.relax import winograd
 from tasks.engines.relax.int16_dots import LANES, PAIR, PAIRED
 from tasks.engines.relax.passes.rewriting import Array, View, constant_like, operator_of
-from tasks.engines.relax.spaces import best_block, rows_to_compute
+from tasks.engines.relax.spaces import best_block, is_flat_better, rows_to_compute
 
 #: What TVM calls an operator that elementwise ones can be fused behind.
 _FUSABLE = 4
@@ -94,12 +94,16 @@ class _Packer(PyExprMutator):  # type: ignore[misc]
         columns = weights.shape[-1]
         if not plain or weights.shape[2] == 1:
             return call
-        filled = self._filled(int(call.ty.shape[2]), columns) if groups == 1 else 0
+        strides, padding, dilation = (tuple(map(int, at)) for at in (attrs.strides, attrs.padding, attrs.dilation))
+        window = Window(strides, padding, dilation, groups)
+        _, high, wide, _ = map(int, call.ty.shape)
+        flat = not paired and _is_pointwise(weights, window) and self._is_flat(high, wide, columns)
+        filled = self._filled(high * wide if flat else wide, columns) if groups == 1 else 0
         if not filled and columns // groups % block:
             return call
         block = filled or block
-        strides, padding, dilation = (tuple(map(int, at)) for at in (attrs.strides, attrs.padding, attrs.dilation))
-        window = Window(strides, padding, dilation, groups)
+        if flat:
+            return self._call(_pixels, call, pack(weights, block)[:, 0, 0], columns, self._lanes)
         if not paired:
             return self._call(_conv, call, pack(weights, block), window, columns, self._lanes)
         if block % LANES or groups > 1:
@@ -120,6 +124,11 @@ class _Packer(PyExprMutator):  # type: ignore[misc]
         self.builder_.update_func(var, func)
         return made
 
+    def _is_flat(self, high: int, wide: int, columns: int) -> bool:
+        """Should the picture's pixels be one row?"""
+        block = self._filled(high * wide, columns)
+        return block > 0 and is_flat_better(high, wide, -(-columns // block) * block, self._lanes)
+
     def _filled(self, rows: int, columns: int) -> int:
         """Columns of a block whose last one is filled up; 0 where that would be too much."""
         block = best_block(rows, columns, self._lanes)
@@ -129,6 +138,12 @@ class _Packer(PyExprMutator):  # type: ignore[misc]
         """Columns that lie together: two vectors, or what divides."""
         choices = (2 * self._lanes, self._lanes, self._lanes // 2, _LEAST_BLOCK)
         return next((n for n in choices if columns % n == 0), self._lanes)
+
+
+def _is_pointwise(weights: Array, window: Window) -> bool:
+    """A dense 1x1 conv that leaves no pixel out and adds none."""
+    plain = (*window.strides, *window.padding, window.groups) == (1, 1, 0, 0, 0, 0, 1)
+    return weights.shape[:2] == (1, 1) and plain
 
 
 def _is_plain_3x3(packed: Array, window: Window) -> bool:
@@ -183,6 +198,22 @@ def _conv(data: Any, weights: Any, window: Window, columns: int, lanes: int) -> 
         name="conv2d",
     )
     return _part(conv, (wide, columns))
+
+
+def _pixels(data: Any, weights: Any, columns: int, lanes: int) -> Any:
+    """A 1x1 conv over each picture's pixels in one row."""
+    blocks, channels, block = (int(size) for size in weights.shape)
+    batch, high, wide, _ = (int(size) for size in data.shape)
+    pixels = high * wide
+    longer = rows_to_compute(pixels, blocks * block, lanes)
+    rc = te.reduce_axis((0, channels), "rc")
+
+    def value(b: Any, p: Any, f: Any) -> Any:
+        at = _within(p, pixels, longer)
+        return te.sum(data[b, at // wide, at % wide, rc] * weights[f // block, rc, f % block], axis=[rc])
+
+    conv = te.compute((batch, longer, blocks * block), value, name="conv2d")
+    return te.compute((batch, high, wide, columns), lambda b, y, x, f: conv[b, y * wide + x, f], name="part")
 
 
 def _paired_conv(data: Any, weights: Any, window: Window, columns: int) -> Any:
