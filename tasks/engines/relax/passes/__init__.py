@@ -8,6 +8,7 @@ from tasks.engines.relax.passes.affine_after import affine_after
 from tasks.engines.relax.passes.affine_before import affine_before
 from tasks.engines.relax.passes.affine_chains import affine_chains
 from tasks.engines.relax.passes.clip_bounds import clip_bounds
+from tasks.engines.relax.passes.concats import concats
 from tasks.engines.relax.passes.plain_arithmetic import plain_arithmetic
 from tasks.engines.relax.passes.sums import sums
 
@@ -29,4 +30,5 @@ def simplify(mod: Any) -> Any:
             changes += changed
         if not changes:
             break
+    mod, _ = concats(mod)
     return mod

@@ -148,6 +148,25 @@ def rows_to_fill() -> onnx.ModelProto:
     return _model(nodes, (1, 8, 13, 13), {name: array.astype("float32") for name, array in weights.items()})
 
 
+def concatenated() -> onnx.ModelProto:
+    """Convs over concatenations: one at once, one behind a pool, one whose result is larger."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w0"], ["a"]),
+        helper.make_node("Conv", ["x", "w1"], ["b"], pads=[1, 1, 1, 1]),
+        helper.make_node("Concat", ["a", "b"], ["c"], axis=1),
+        helper.make_node("Conv", ["c", "w2", "b2"], ["d"], pads=[1, 1, 1, 1]),
+        helper.make_node("Concat", ["a", "d"], ["e"], axis=1),
+        helper.make_node("MaxPool", ["e"], ["f"], kernel_shape=[3, 3], strides=[2, 2]),
+        helper.make_node("Conv", ["f", "w3"], ["g"]),
+        helper.make_node("Relu", ["g"], ["r"]),
+        helper.make_node("Concat", ["g", "r"], ["h"], axis=1),
+        helper.make_node("Conv", ["h", "w4"], ["y"]),
+    ]
+    weights = {"w0": _random(24, 8, 1, 1), "w1": _random(16, 8, 3, 3), "w2": _random(16, 40, 3, 3),
+               "b2": _random(16), "w3": _random(16, 40, 1, 1), "w4": _random(64, 32, 1, 1)}  # fmt: skip
+    return _model(nodes, (1, 8, 9, 9), {name: (array - 0.6).astype(array.dtype) for name, array in weights.items()})
+
+
 def groups_to_pack() -> onnx.ModelProto:
     """Grouped convs with columns a group that make whole vectors, half ones, and none."""
     nodes = [
@@ -194,5 +213,5 @@ MODELS = {
     "scale_before_padded": scale_before(padding=1), "matmul_between": matmul_between(),
     "network": network(), "weights_to_pack": weights_to_pack(),
     "groups_to_pack": groups_to_pack(), "rows_to_fill": rows_to_fill(),
-    "exponentials": exponentials(),
+    "exponentials": exponentials(), "concatenated": concatenated(),
 }  # fmt: skip

@@ -23,6 +23,7 @@ PASSES = {
     "groups_to_pack": ["channels_last", "packed_weights"],
     "rows_to_fill": ["channels_last", "packed_weights"],
     "exponentials": ["vector_exp"],
+    "concatenated": ["concats"],
 }
 
 

@@ -24,6 +24,11 @@ EXPECTED = {
         {"nn.conv2d": 1, "add": 1, "multiply": 1},
         {"nn.conv2d": 1, "add": 1, "multiply": 1},
     ),
+    # The last conv's result is larger than what it reads: its concatenation stays.
+    "concatenated": (
+        {"nn.conv2d": 5, "concat": 3, "nn.max_pool2d": 1, "add": 1, "nn.relu": 1},
+        {"nn.conv2d": 7, "concat": 1, "nn.max_pool2d": 2, "add": 3, "nn.relu": 1},
+    ),
     "matmul_between": ({"matmul": 1, "add": 2, "multiply": 2}, {"matmul": 1, "add": 1}),
 }
 
