@@ -31,6 +31,9 @@ def build_tuned(run_id: str, fused: FusedModule) -> Artifact:
     if artifact.uncovered:
         names = ", ".join(artifact.uncovered)
         run.notes.append(f"built with the default schedule, since no record covers them: {names}")
+    others = [f"{choice.name} ({choice.implementation})" for choice in artifact.choices if choice.implementation]
+    if others:
+        run.notes.append(f"computed otherwise than the operators say, which was faster: {', '.join(others)}")
     return artifact
 
 

@@ -295,7 +295,10 @@ NO_SCHEDULE = "its default schedule cannot be built; it runs without any"
 
 @dataclass(frozen=True)
 class SubgraphChoice:
-    """Which schedule a subgraph was built with. ``record_id`` is empty for the default schedule."""
+    """Which schedule a subgraph was built with. ``record_id`` is empty for the default schedule.
+
+    ``implementation`` names another way to compute it than the operators' own, where that is what was built.
+    """
 
     name: str
     workload_key: str
@@ -303,6 +306,7 @@ class SubgraphChoice:
     candidate_key: str
     latency_us: float | None
     note: str = ""
+    implementation: str = ""
 
 
 @dataclass(frozen=True)

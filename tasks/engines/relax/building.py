@@ -163,9 +163,8 @@ def _schedule_one(
         except Exception as error:
             notes.append(f"record {record.record_id} does not replay ({type(error).__name__})")
             continue
-        if is_other(record):
-            notes.append(f"computed by {record.implementation}")
-        return scheduled, record.schedule, dataclasses.replace(chosen, note="; ".join(notes))
+        name = record.implementation if is_other(record) else ""
+        return scheduled, record.schedule, dataclasses.replace(chosen, note="; ".join(notes), implementation=name)
     return default, "", SubgraphChoice(subgraph.name, key, "", "", None, "; ".join(notes))
 
 
