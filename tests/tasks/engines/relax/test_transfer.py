@@ -50,7 +50,7 @@ def search_after_another(folder: str) -> dict[str, Any]:
     measured = first.propose(16, seed=1)
     first.report(measured, [100.0 + index for index in range(len(measured))])
     second = search(1, 96, 128, 32)
-    second.best_us = 500.0
+    second._own_us = 500.0
     proposed = second.propose(16, seed=2)
     spaces = [transfer.sketch_of(text(space)) for space in second._design_spaces()]
     donors = [transfer.sketch_of(trace) for trace in model.samples.best_schedules()[first.task.workload_key]]
