@@ -36,6 +36,8 @@ _LOADS = 1
 _MOST_VAIN_ROWS = 3
 #: Rows and columns are filled up where that makes a conv faster by this factor at least.
 _WORTH_FILLING = 1.05
+#: Columns are filled up to whole blocks where that adds at most this share.
+_WORTH_WASTING = 0.15
 #: Of a picture: batch, rows, columns, channels.
 _PICTURE_AXES = 4
 #: Steps of the reduction's last axis that are unrolled at most, and of the others (a conv's window).
@@ -287,12 +289,9 @@ def rows_to_compute(rows: int, columns: int, lanes: int) -> int:
 
 def is_flat_better(high: int, wide: int, columns: int, lanes: int) -> bool:
     """Should a 1x1 conv take a picture's pixels as one row? Rows that make no good tile are short more often."""
-
-    def speed(rows: int) -> float:
-        computed = rows_to_compute(rows, columns, lanes)
-        return _speed(computed, columns, lanes) * rows / computed
-
-    return columns % lanes == 0 and speed(high * wide) >= _WORTH_FILLING * speed(wide)
+    if columns % lanes:
+        return False
+    return _useful_speed(high * wide, columns, lanes) >= _WORTH_FILLING * _useful_speed(wide, columns, lanes)
 
 
 def best_block(rows: int, columns: int, lanes: int) -> int:
@@ -300,9 +299,19 @@ def best_block(rows: int, columns: int, lanes: int) -> int:
     speeds = {}
     for vectors in (2, 3):
         padded = -(-columns // (vectors * lanes)) * vectors * lanes
-        tall = rows_to_compute(rows, padded, lanes)
-        speeds[vectors] = _speed(tall, padded, lanes) * rows / tall * columns / padded
+        speeds[vectors] = _useful_speed(rows, padded, lanes) * columns / padded
     return (3 if speeds[3] >= _WORTH_FILLING * speeds[2] else 2) * lanes
+
+
+def fills_cheaply(columns: int, block: int) -> bool:
+    """Do whole blocks of so many columns add few enough?"""
+    return -columns % block <= columns * _WORTH_WASTING
+
+
+def _useful_speed(rows: int, columns: int, lanes: int) -> float:
+    """``_speed`` without the rows that are computed in vain."""
+    computed = rows_to_compute(rows, columns, lanes)
+    return _speed(computed, columns, lanes) * rows / computed
 
 
 def _speed(rows: int, columns: int, lanes: int) -> float:

@@ -23,7 +23,7 @@ from tvm.target import Target
 from tasks.engines.relax import spaces
 
 #: On a conv's PrimFunc: Winograd may compute it. Its padding (top, left, bottom, right), and columns of the output.
-MARK = "tunewright.winograd"
+_MARK = "tunewright.winograd"
 #: Outputs of a tile along an axis, and inputs.
 _OUT, _IN = 4, 6
 _OF_INPUT = ((4, 0, -5, 0, 1, 0), (0, -4, -4, 1, 1, 0), (0, 4, -4, -1, 1, 0),
@@ -39,8 +39,6 @@ _LEAST_CHANNELS = 16
 _TILES_TOGETHER = 24
 #: Cores share the columns where all tiles of a picture may meet a block of weights: up to so many.
 _MOST_TILES = 64
-#: Columns are filled up to whole blocks where that adds at most this share.
-_WORTH_WASTING = 0.15
 #: Vectors of a block, rows of a tile of accumulators beside them, steps of the reduction that are unrolled.
 _VECTORS = (2, 3)
 _TALL = 4
@@ -77,7 +75,7 @@ class _Conv:
     def of(cls, func: Any) -> _Conv:
         """Read off the PrimFunc's arguments: NHWC, (blocks, 3, 3, channels, block), NHWC."""
         data, weights, out = (tuple(map(int, info.shape)) for info in ArgInfo.from_prim_func(func))
-        *padding, columns = map(int, func.attrs[MARK])
+        *padding, columns = map(int, func.attrs[_MARK])
         return cls(data[0], data[1:3], out[1:3], data[3], columns, weights[4], tuple(padding))
 
     @property
@@ -88,12 +86,12 @@ class _Conv:
 
 def mark(func: Any, padding: Sequence[int], columns: int) -> Any:
     """``func``, a dense 3x3 conv over packed weights with steps of one, with the note that Winograd may compute it."""
-    return func.with_attr(MARK, [*map(int, padding), columns])
+    return func.with_attr(_MARK, [*map(int, padding), columns])
 
 
 def is_marked(func: Any) -> bool:
     """May Winograd compute this PrimFunc?"""
-    return bool(func.attrs) and MARK in func.attrs
+    return bool(func.attrs) and _MARK in func.attrs
 
 
 def plans(func: Any, lanes: int) -> list[Plan]:
@@ -102,7 +100,7 @@ def plans(func: Any, lanes: int) -> list[Plan]:
     if min(conv.outputs) < _LEAST_SIDE or min(conv.channels, conv.columns) < _LEAST_CHANNELS or conv.channels % lanes:
         return []
     down, across = conv.tiles
-    vectors = [v for v in _VECTORS if -conv.columns % (v * lanes) <= conv.columns * _WORTH_WASTING]
+    vectors = [v for v in _VECTORS if spaces.fills_cheaply(conv.columns, v * lanes)]
     rows = -(-_TILES_TOGETHER // across)
     found = [Plan(rows, v, "rows") for v in vectors if rows < down]
     if down * across <= _MOST_TILES:

@@ -17,7 +17,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tasks.engines.relax import winograd
 from tasks.engines.relax.int16_dots import LANES, PAIR, PAIRED
 from tasks.engines.relax.passes.rewriting import Array, View, constant_like, operator_of
-from tasks.engines.relax.spaces import best_block, is_flat_better, rows_to_compute
+from tasks.engines.relax.spaces import best_block, fills_cheaply, is_flat_better, rows_to_compute
 
 #: What TVM calls an operator that elementwise ones can be fused behind.
 _FUSABLE = 4
@@ -27,8 +27,6 @@ _LEAST_BLOCK = 4
 _MOST_FILLED_GROUPS = 8
 #: Columns of a matmul that does not divide into vectors are filled up where there are at least so many.
 _WORTH_FILLING = 64
-#: Columns are filled up to whole blocks where that adds at most this share.
-_WORTH_WASTING = 0.15
 
 
 @dataclass(frozen=True)
@@ -132,7 +130,7 @@ class _Packer(PyExprMutator):  # type: ignore[misc]
     def _filled(self, rows: int, columns: int) -> int:
         """Columns of a block whose last one is filled up; 0 where that would be too much."""
         block = best_block(rows, columns, self._lanes)
-        return block if -columns % block <= columns * _WORTH_WASTING else 0
+        return block if fills_cheaply(columns, block) else 0
 
     def _block(self, columns: int) -> int:
         """Columns that lie together: two vectors, or what divides."""
