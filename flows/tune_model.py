@@ -31,6 +31,7 @@ from infra.settings import settings
 from tasks import plan
 from tasks.bisect import prove
 from tasks.build import build_tuned, build_untuned
+from tasks.cold_cache import for_model
 from tasks.engines.interface import DEFAULT_SCHEDULES
 from tasks.errors import InputError, TunewrightError
 from tasks.explain import explain
@@ -83,6 +84,7 @@ def tune_model(parameters: TuneParameters, run_id: str = "") -> TuningSummary:
         model = import_step(run.run_id, parameters.model, parameters.shapes, parameters.name)
         imported = translate(run.run_id, model)
         fused = fuse(run.run_id, imported, parameters.granularity)
+        run.measure = for_model(run.measure, settings().measure_flush_cache, model, run.info)
         _start_log(run, model, parameters)
         extract(run.run_id, fused)
         patiently("storing the run", lambda: _manifest(run).write_tasks(fused, run.tasks, run.book.all()))
@@ -145,7 +147,7 @@ def _measure_settings() -> MeasureSettings:
     config = settings()
     return MeasureSettings(
         number=config.measure_number, repeat=config.measure_repeat, min_repeat_ms=config.measure_min_repeat_ms,
-        cooldown_ms=config.measure_cooldown_ms, flush_cache=config.measure_flush_cache,
+        cooldown_ms=config.measure_cooldown_ms,
     )  # fmt: skip
 
 
@@ -173,7 +175,7 @@ def _start_log(run: TuningRun, model: ModelFile, parameters: TuneParameters) -> 
     info = run.engine.describe()
     run.records = RecordStore(run.store, info.engine, info.tvm_version, info.target.key, config.home / "cache")
     run.samples = SampleStore(run.store, info, config.home)
-    run.gains = GainStore(run.store, info, DEFAULT_SCHEDULES.get(info.engine, ""))
+    run.gains = GainStore(run.store, info, DEFAULT_SCHEDULES.get(info.engine, ""), run.measure.flush_cache)
     _take_lease(run, model)
     described = {
         **parameters.model_dump(exclude={"shapes"}), "target": info.target.spec, "target_key": info.target.key,

@@ -1,6 +1,6 @@
 """What the first search session of a task has gained, by operator: a small object a run.
 
-    gains/<engine>/<tvm version>/<target key>/<version of the default schedules>/<run id>.json
+    gains/<engine>/<tvm version>/<target key>/<version of the default schedules>[-cold]/<run id>.json
 
 An object is JSON, {"conv2d": [0.04, 0.0], "softmax": [0.61]}.
 
@@ -26,10 +26,14 @@ _RUNS = 32
 class GainStore:
     """The gains of one engine, TVM version and target, over one version of its default schedules."""
 
-    def __init__(self, store: ObjectStore, info: EngineInfo, defaults: str) -> None:
-        """``defaults``: the version of the engine's default schedules, empty for an engine that has but one."""
+    def __init__(self, store: ObjectStore, info: EngineInfo, defaults: str, cold: bool = False) -> None:
+        """``defaults``: the version of the engine's default schedules, empty for an engine that has but one.
+
+        ``cold``: what was gained where kernels were timed with a cold cache.
+        """
         self._store = store
-        place = f"{info.engine}/{info.tvm_version}/{info.target.key}/{defaults or 'first'}"
+        version = f"{defaults or 'first'}{'-cold' if cold else ''}"
+        place = f"{info.engine}/{info.tvm_version}/{info.target.key}/{version}"
         self._prefix = checked_key(f"gains/{place}")
 
     def publish(self, run_id: str, gains: Mapping[str, Sequence[float]]) -> None:

@@ -58,8 +58,10 @@ class Settings(BaseSettings):
     measure_cooldown_ms: int = Field(
         default=0, ge=0, description="Pause between a candidate's first call and its timing."
     )
-    measure_flush_cache: bool = Field(
-        default=False, description="Flush the cache (on a GPU, the L2) before each repeat."
+    measure_flush_cache: bool | None = Field(
+        default=None,
+        description="Time single calls, each after the cache was flushed (on a GPU, the L2). Default: on CPUs, for "
+        "models whose weights take more than half of the last-level cache.",
     )
 
     scheduler: str = Field(

@@ -41,7 +41,7 @@ from infra.record_store import RecordStore
 from infra.sample_store import SampleStore
 from infra.settings import settings
 from tasks.engines.child import ChildOptions, EngineChild
-from tasks.engines.interface import is_outdated
+from tasks.engines.interface import counts_for
 from tasks.engines.measuring.journal import is_live
 from tasks.engines.wire import to_plain
 from tasks.errors import EngineUnavailable, FleetError, StoreError
@@ -209,7 +209,7 @@ class Running:
         known = patiently("reading records", lambda: self.records.load(keys), self._patience_s)
         self._fetch_samples(session.run_id)
         placed = replace(session, tasks=tasks)
-        records = [record for found in known.values() for record in found if not is_outdated(record)]
+        records = [record for found in known.values() for record in found if counts_for(record, session.settings)]
         try:
             outcome = run_session(self.host, placed, records)
         finally:

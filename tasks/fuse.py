@@ -45,7 +45,7 @@ def extract(run_id: str, fused: FusedModule) -> tuple[TuningTask, ...]:
     if recovered:
         run.notes.append(f"{recovered} measurements were recovered from the journals of a run that died")
     records, keys = run.records, [task.workload_key for task in run.tasks]
-    run.book.load(patiently("reading records", lambda: records.load(keys)))
+    run.book.load(patiently("reading records", lambda: records.load(keys)), run.measure)
     return run.tasks
 
 

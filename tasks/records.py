@@ -75,7 +75,10 @@ class Target:
 
 @dataclass(frozen=True)
 class EngineInfo:
-    """An engine's answer to ``describe``: what it is and what it can measure here."""
+    """An engine's answer to ``describe``: what it is and what it can measure here.
+
+    ``cache_bytes`` is the size of a CPU's last-level cache, 0 where that is not known.
+    """
 
     engine: str
     tvm_version: str
@@ -83,6 +86,7 @@ class EngineInfo:
     target: Target
     device: str
     versions: dict[str, str]
+    cache_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -160,7 +164,10 @@ class TuningTask:
 
 @dataclass(frozen=True)
 class MeasureSettings:
-    """How a candidate is built and timed; stored with every measurement."""
+    """How a candidate is built and timed; stored with every measurement.
+
+    With ``flush_cache`` a kernel finds its first input in the cache at most, the rest in memory, once a repeat.
+    """
 
     number: int = 1
     repeat: int = 5

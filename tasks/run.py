@@ -21,9 +21,9 @@ from infra.record_store import RecordStore
 from infra.run_log import RunLog
 from infra.sample_store import SampleStore
 from tasks.engines.child import ChildOptions, EngineChild
-from tasks.engines.interface import is_outdated
+from tasks.engines.interface import counts_for
 from tasks.errors import TrackingError
-from tasks.records import Failure, MeasureSettings, TuningRecord, TuningTask
+from tasks.records import EngineInfo, Failure, MeasureSettings, TuningRecord, TuningTask
 from tasks.sessions import SessionHost, SessionOutcome
 
 if TYPE_CHECKING:
@@ -74,11 +74,11 @@ class RecordBook:
         self.reused = 0
         self.new = 0
 
-    def load(self, stored: Mapping[str, Iterable[TuningRecord]]) -> None:
-        """Take over records of earlier runs, but for default schedules that are no longer built."""
+    def load(self, stored: Mapping[str, Iterable[TuningRecord]], settings: MeasureSettings) -> None:
+        """Take over the records of earlier runs that count for measurements with ``settings``."""
         for records in stored.values():
             for record in records:
-                if not is_outdated(record):
+                if counts_for(record, settings):
                     self.reused += self._put(record)
 
     def add(self, record: TuningRecord) -> None:
@@ -157,6 +157,11 @@ class TuningRun:
     def engine(self) -> EngineChild:
         """The run's engine."""
         return engine_for(self.options)
+
+    @property
+    def info(self) -> EngineInfo:
+        """What measures: the engine of the fleet's agents, or the run's own."""
+        return self.fleet.info if self.fleet is not None else self.engine.describe()
 
     @property
     def executor(self) -> Executor:

@@ -24,8 +24,8 @@ logger = logging.getLogger("tunewright")
 T = TypeVar("T")
 #: Candidates of each task that are measured again at the end.
 _CONFIRMED = 3
-#: Repeats in each of a confirmation's rounds.
-_CONFIRM_REPEATS = 2
+#: A round of a confirmation has one in so many of a measurement's repeats, and two at least.
+_CONFIRM_PART = 3
 #: A time budget that is left with fewer trials than these is spent.
 _WORTHWHILE_TRIALS = 4
 #: Seconds a trial, search included, before this run has a pace of its own.
@@ -107,7 +107,8 @@ def confirm(run: TuningRun) -> str:
             continue
         first = best_first([record for record in records if record.phase != "confirm"])[0].candidate_key
         session = _session(run, "confirm", [tuning_task], "the best few are measured again", _CONFIRMED)
-        sessions.append(replace(session, settings=replace(run.measure, repeat=_CONFIRM_REPEATS)))
+        repeat = max(2, run.measure.repeat // _CONFIRM_PART)
+        sessions.append(replace(session, settings=replace(run.measure, repeat=repeat)))
         leaders[session.session_id] = first
     _do_all(run, [_errand(run, "confirm", share) for share in _shares(run, sessions)])
     gains = []

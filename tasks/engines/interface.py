@@ -12,6 +12,7 @@ from tasks.records import (
     FusedModule,
     ImportedModule,
     Latency,
+    MeasureSettings,
     ModelFile,
     Session,
     SessionResult,
@@ -91,6 +92,12 @@ DEFAULT_SCHEDULES = {"relax": "tiles-4"}
 def is_outdated(record: TuningRecord) -> bool:
     """Is this the measurement of a default schedule that is no longer built?"""
     return not record.schedule and record.implementation != DEFAULT_SCHEDULES.get(record.engine, "")
+
+
+def counts_for(record: TuningRecord, settings: MeasureSettings) -> bool:
+    """May a session with ``settings`` go by this record? Times with a cold cache and with a warm one do not compare."""
+    measured = record.measurement
+    return not is_outdated(record) and (measured is None or measured.settings.flush_cache == settings.flush_cache)
 
 
 def best_first(records: Sequence[TuningRecord]) -> tuple[TuningRecord, ...]:

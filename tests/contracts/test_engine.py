@@ -294,6 +294,17 @@ def test_a_session_keeps_to_its_slice_of_the_space(
     assert {int(key[:8], 16) % 2 for key in keys} == {index}
 
 
+def test_with_a_cold_cache_single_calls_are_timed(sessions: Sessions, tasks: Sequence[TuningTask]) -> None:
+    cold = dataclasses.replace(QUICK, flush_cache=True, number=1, min_repeat_ms=0, repeat=15)
+    records = sessions.run(sessions.make("default", tasks[:1], settings=cold)).records
+    found = sessions.run(sessions.make("search", tasks[:1], records, trials=1, settings=cold)).records
+
+    assert [record.phase for record in (*records, *found)] == ["default", "search"]
+    assert records[0].measurement is not None
+    assert records[0].measurement.settings == cold
+    assert len(records[0].measurement.latencies_us) == 15
+
+
 def test_no_trial_is_begun_after_stop_at(sessions: Sessions, search: Heard) -> None:
     session = sessions.make("search", search.session.tasks, search.records, trials=4, stop_at=time.time() - 1)
     assert sessions.run(session).records == []

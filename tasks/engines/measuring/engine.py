@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.engines.interface import ExecutionRequest
+from tasks.engines.measuring.caches import last_level_cache_bytes
 from tasks.engines.measuring.device_lock import DeviceLock
 from tasks.engines.measuring.pipeline import Job, Outcome, Pipeline, Placement
 from tasks.engines.measuring.session import SessionRunner, Surroundings
@@ -255,6 +256,10 @@ class MeasuringEngine(ABC):
             first, last = cores.split("-")
             return tuple(core for core in allowed if int(first) <= core <= int(last)) or allowed
         return allowed[: self._target.threads]
+
+    def _cache_bytes(self) -> int:
+        """Of the cores that are measured on; 0 for a GPU, whose cache is flushed where a user asks for it."""
+        return last_level_cache_bytes(self._cores()[0]) if self._target.kind == "llvm" else 0
 
     def _device(self) -> str:
         """TVM's name of the device."""

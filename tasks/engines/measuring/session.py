@@ -138,7 +138,7 @@ class SessionRunner:
     def _search(self, progress: _Progress, known: Sequence[TuningRecord]) -> tuple[bool, str]:
         session = progress.session
         started = time.monotonic()
-        search = self._workshop.search_of(session.task)
+        search = self._workshop.search_of(session.task, session.settings.flush_cache)
         search.part = (session.slice_index, session.slice_count)
         search.learn(known)
         progress.spend("search", time.monotonic() - started)

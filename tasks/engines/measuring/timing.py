@@ -6,6 +6,8 @@ Free of any TVM version: what differs between them is a ``Runtime``. Needs numpy
 from __future__ import annotations
 
 import dataclasses
+import math
+import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,8 +20,10 @@ from tasks.engines.measuring.checking import GuardedArray, WrongOutput, compare,
 from tasks.engines.measuring.workshop import kernel_symbol
 from tasks.records import MeasureSettings
 
-#: A candidate slower than the best by this factor in its first repeat is not repeated.
+#: A candidate slower than the best by this factor in the first part of its repeats is not timed further.
 _LOST_RATIO = 1.5
+#: That part is one in so many repeats.
+_FIRST_PART = 5
 #: What is copied to flush the cache of a device that does not say how large it is; no GPU has more today.
 _FLUSH_BYTES = 256 << 20
 
@@ -74,11 +78,12 @@ class Runner:
             return {"latencies_us": (first_us,), "cut_short": True}
         if settings.cooldown_ms:
             time.sleep(settings.cooldown_ms / 1e3)
-        latencies_us = self._time(library, task, dataclasses.replace(settings, repeat=1))
-        if best_us and latencies_us[0] > _LOST_RATIO * best_us:
+        first = math.ceil(settings.repeat / _FIRST_PART)
+        latencies_us = self._time(library, task, dataclasses.replace(settings, repeat=first))
+        if best_us and statistics.median(latencies_us) > _LOST_RATIO * best_us:
             return {"latencies_us": tuple(latencies_us), "cut_short": True}
-        if settings.repeat > 1:
-            latencies_us += self._time(library, task, dataclasses.replace(settings, repeat=settings.repeat - 1))
+        if settings.repeat > first:
+            latencies_us += self._time(library, task, dataclasses.replace(settings, repeat=settings.repeat - first))
         self._check_guards(task)
         return {"latencies_us": tuple(latencies_us), "cut_short": False}
 

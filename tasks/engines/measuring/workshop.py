@@ -55,8 +55,8 @@ class Search(Protocol):
 class Workshop(Protocol):
     """An engine's knowledge of workloads. A *part* is what its builder needs to compile one candidate."""
 
-    def search_of(self, task: TuningTask) -> Search:
-        """The search of ``task``, the same one at each call."""
+    def search_of(self, task: TuningTask, cold: bool) -> Search:
+        """The search of ``task``, the same one at each call; another where candidates are timed with a cold cache."""
 
     def arguments(self, task: TuningTask) -> Sequence[tuple[tuple[int, ...], str]]:
         """Shapes and dtypes of the kernel's arguments, outputs last."""
@@ -69,6 +69,11 @@ class Workshop(Protocol):
 
     def stored_part(self, task: TuningTask, record: TuningRecord) -> Mapping[str, Any]:
         """A stored record; raises whatever TVM raises where it no longer applies."""
+
+
+def sample_group(task: TuningTask, cold: bool) -> str:
+    """The name under which a cost model keeps what was measured of ``task``: latencies in a group compare."""
+    return f"{task.workload_key}-cold" if cold else task.workload_key
 
 
 def kernel_symbol(workload_key: str) -> str:

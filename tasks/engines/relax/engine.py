@@ -14,7 +14,7 @@ import tvm
 
 from tasks.engines.interface import BuildRequest
 from tasks.engines.measuring.engine import EngineOptions, KernelPart, MeasuringEngine
-from tasks.engines.measuring.workshop import Workshop
+from tasks.engines.measuring.workshop import Workshop, sample_group
 from tasks.engines.measuring.zygote import Zygote
 from tasks.engines.relax import building, frontend, targets
 from tasks.engines.relax.cost_model import Samples, XgbCostModel
@@ -45,6 +45,7 @@ class RelaxEngine(MeasuringEngine):
             target=self._target,
             device=self._options.device,
             versions=_versions(),
+            cache_bytes=self._cache_bytes(),
         )
 
     def import_model(self, model: ModelFile) -> ImportedModule:
@@ -113,10 +114,11 @@ class RelaxWorkshop:
         self._searches: dict[str, TaskSearch] = {}
         self._workloads: dict[str, Workload] = {}
 
-    def search_of(self, task: TuningTask) -> TaskSearch:
-        if task.workload_key not in self._searches:
-            self._searches[task.workload_key] = TaskSearch(task, self._target, self._model)
-        return self._searches[task.workload_key]
+    def search_of(self, task: TuningTask, cold: bool) -> TaskSearch:
+        group = sample_group(task, cold)
+        if group not in self._searches:
+            self._searches[group] = TaskSearch(task, self._target, self._model, group)
+        return self._searches[group]
 
     def arguments(self, task: TuningTask) -> list[tuple[tuple[int, ...], str]]:
         return arguments(self._workload(task).mod)

@@ -59,10 +59,11 @@ class Candidate:
 
 
 class TaskSearch:
-    """The search of one workload, warm from session to session."""
+    """The search of one workload, warm from session to session. ``group`` names it among the cost model's samples."""
 
-    def __init__(self, task: TuningTask, target: Any, model: XgbCostModel) -> None:
+    def __init__(self, task: TuningTask, target: Any, model: XgbCostModel, group: str = "") -> None:
         self.task = task
+        self.group = group or task.workload_key
         workload = Workload.from_text(Path(task.workload_path).read_text())
         self.mod = workload.mod
         self.args = arguments(self.mod)
@@ -118,8 +119,8 @@ class TaskSearch:
         self._measured.add(structural_key(schedule.mod))
         self._commit(schedule.trace, record.latency_us)
         if record.latency_us is not None and record.schedule:
-            self._samples.add_schedule(self.task.workload_key, record.latency_us, record.schedule)
-        if not self._samples.has(self.task.workload_key, record.candidate_key):
+            self._samples.add_schedule(self.group, record.latency_us, record.schedule)
+        if not self._samples.has(self.group, record.candidate_key):
             rows = features_of(self._model.extractor, context, [self._measure(schedule)])[0]
             self._add_sample(record.candidate_key, rows, record.latency_us)
         self._note(record.latency_us)
@@ -219,7 +220,7 @@ class TaskSearch:
         donors = [
             transfer.sketch_of(trace)
             for workload, traces in stored.items()
-            if workload != self.task.workload_key
+            if workload != self.group
             for trace in traces
         ]
         for sketch, donor in transfer.most_alike(sketches, donors, _DONORS):
@@ -276,12 +277,12 @@ class TaskSearch:
         for (candidate, latency_us), features in zip(own, rows, strict=True):
             self._commit(candidate.measure.sch.trace, latency_us)
             if latency_us is not None:
-                self._samples.add_schedule(self.task.workload_key, latency_us, candidate.trace)
+                self._samples.add_schedule(self.group, latency_us, candidate.trace)
             self._add_sample(candidate.key, features, latency_us)
             self._note(latency_us)
 
     def _add_sample(self, candidate_key: str, rows: Rows, latency_us: float | None) -> None:
-        self._samples.add(self.task.workload_key, candidate_key, rows, latency_us or math.inf)
+        self._samples.add(self.group, candidate_key, rows, latency_us or math.inf)
 
     def _commit(self, trace: Any, latency_us: float | None) -> None:
         if latency_us is not None:

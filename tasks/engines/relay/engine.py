@@ -15,7 +15,7 @@ import tvm
 
 from tasks.engines.interface import BuildRequest
 from tasks.engines.measuring.engine import EngineOptions, KernelPart, MeasuringEngine
-from tasks.engines.measuring.workshop import Workshop, built_object
+from tasks.engines.measuring.workshop import Workshop, built_object, sample_group
 from tasks.engines.measuring.zygote import Zygote
 from tasks.engines.relay import building, frontend, targets
 from tasks.engines.relay.candidates import load_func
@@ -52,6 +52,7 @@ class RelayEngine(MeasuringEngine):
             target=self._target,
             device=self._options.device,
             versions=_versions(),
+            cache_bytes=self._cache_bytes(),
         )
 
     def import_model(self, model: ModelFile) -> ImportedModule:
@@ -126,10 +127,11 @@ class RelayWorkshop:
         self._texts: dict[str, str] = {}
         self._arguments: dict[str, list[tuple[tuple[int, ...], str]]] = {}
 
-    def search_of(self, task: TuningTask) -> TaskSearch:
-        if task.workload_key not in self._searches:
-            self._searches[task.workload_key] = TaskSearch(task, self._target, self._search, self._memory)
-        return self._searches[task.workload_key]
+    def search_of(self, task: TuningTask, cold: bool) -> TaskSearch:
+        group = sample_group(task, cold)
+        if group not in self._searches:
+            self._searches[group] = TaskSearch(task, self._target, self._search, self._memory, group)
+        return self._searches[group]
 
     def arguments(self, task: TuningTask) -> list[tuple[tuple[int, ...], str]]:
         if task.workload_key not in self._arguments:

@@ -57,10 +57,11 @@ class SearchOptions:
 
 
 class TaskSearch:
-    """The search of one workload, warm from session to session."""
+    """The search of one workload, warm from session to session. ``group`` names it in the memory."""
 
-    def __init__(self, task: TuningTask, target: Any, options: SearchOptions, memory: Memory) -> None:
+    def __init__(self, task: TuningTask, target: Any, options: SearchOptions, memory: Memory, group: str = "") -> None:
         self.task = task
+        self.group = group or task.workload_key
         self.func = load_func(Path(task.workload_path).read_text())
         self.exhausted = False
         #: Index and number of the slices of the space, by candidate key; only candidates in it are proposed.
@@ -160,7 +161,7 @@ class TaskSearch:
         if arm.transferred:
             return []
         arm.transferred = True
-        donors = self._memory.donors(arm.space, self.task.workload_key, 4 * _DONORS)
+        donors = self._memory.donors(arm.space, self.group, 4 * _DONORS)
         places = [arm.space.nearest(choice.config) for choice in donors]
         return list(dict.fromkeys(place for place in places if place is not None))[:_DONORS]
 
@@ -179,4 +180,4 @@ class TaskSearch:
         else:
             arm.trials = max(1, arm.trials)
         if latency_us is not None:
-            self._memory.add(self.task.workload_key, key, schedule, latency_us)
+            self._memory.add(self.group, key, schedule, latency_us)

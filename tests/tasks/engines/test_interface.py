@@ -6,8 +6,8 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from tasks.engines.interface import DEFAULT_SCHEDULES, best_first, is_outdated
-from tasks.records import TuningRecord
+from tasks.engines.interface import DEFAULT_SCHEDULES, best_first, counts_for, is_outdated
+from tasks.records import MeasureSettings, TuningRecord
 from tasks.run import RecordBook
 from tests.infra import sample_records as samples
 
@@ -65,8 +65,25 @@ def test_a_default_schedule_that_is_built_no_more_is_not_taken_over() -> None:
     old, now = (samples.record(schedule="", phase="default", implementation=name) for name in ("", version))
     found = samples.record(1, schedule="[]", implementation="")
     book = RecordBook()
-    book.load({old.workload_key: [old, replace(now, record_id="now"), replace(found, record_id="found")]})
+    book.load(
+        {old.workload_key: [old, replace(now, record_id="now"), replace(found, record_id="found")]}, MeasureSettings()
+    )
 
     assert [is_outdated(record) for record in (old, now, found)] == [True, False, False]
     assert {record.record_id for record in book.of(old.workload_key)} == {"now", "found"}
     assert book.reused == 2
+
+
+def test_times_with_a_cold_and_with_a_warm_cache_do_not_compare() -> None:
+    warm, cold = MeasureSettings(), MeasureSettings(flush_cache=True)
+    record = found("a", 10.0)
+    assert record.measurement is not None
+    measured_cold = replace(record, record_id="cold", measurement=replace(record.measurement, settings=cold))
+    failed = found("b", None)
+    book = RecordBook()
+    book.load({record.workload_key: [record, measured_cold, failed]}, cold)
+
+    assert counts_for(record, warm)
+    assert not counts_for(record, cold)
+    # A candidate that cannot be built fails either way.
+    assert [r.record_id for r in book.of(record.workload_key)] == ["cold", failed.record_id]

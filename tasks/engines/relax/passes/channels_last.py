@@ -15,6 +15,7 @@ import tvm
 from tvm import relax
 
 from tasks.engines.relax.passes.rewriting import Array, View, constant_like, operator_of
+from tasks.engines.relax.passes.transposed_convs import as_conv
 
 _UNARY = (
     "nn.relu",
@@ -132,6 +133,12 @@ class _Mover:
             data_layout="NHWC", kernel_layout="HWIO", out_dtype=attrs.out_dtype,
         )  # fmt: skip
 
+    def transposed_conv(self, call: Any) -> Any:
+        weights = self._view.constant(call.args[1])
+        conv = None if weights is None else as_conv(call, self.last(call.args[0]), weights)
+        self.convs += conv is not None
+        return conv
+
     def unary(self, call: Any) -> Any:
         if call.args[0] not in self._last:
             return None
@@ -216,7 +223,8 @@ def _shape(expr: Any) -> tuple[int, ...] | None:
 
 
 _RULES: dict[str, Callable[[_Mover, Any], Any]] = {
-    "nn.conv2d": _Mover.conv, "concat": _Mover.concat, "reshape": _Mover.reshape, "permute_dims": _Mover.permute,
+    "nn.conv2d": _Mover.conv, "nn.conv2d_transpose": _Mover.transposed_conv, "concat": _Mover.concat,
+    "reshape": _Mover.reshape, "permute_dims": _Mover.permute,
     **dict.fromkeys(_UNARY, _Mover.unary), **dict.fromkeys(_BINARY, _Mover.binary),
     **dict.fromkeys(_POOLS, _Mover.pool), **dict.fromkeys(_REDUCTIONS, _Mover.reduction),
 }  # fmt: skip

@@ -180,6 +180,20 @@ def groups_to_pack() -> onnx.ModelProto:
     return _model(nodes, (1, 4, 8, 8), {name: (array - 0.6).astype(array.dtype) for name, array in weights.items()})
 
 
+def transposed() -> onnx.ModelProto:
+    """Transposed convs: all of whose pixels are kept, cut on all sides, with more behind than before, and grouped."""
+    nodes = [
+        helper.make_node("ConvTranspose", ["x", "w0", "b0"], ["1"], strides=[2, 2]),
+        helper.make_node("Relu", ["1"], ["2"]),
+        helper.make_node("ConvTranspose", ["2", "w1"], ["3"], strides=[2, 2], pads=[1, 1, 1, 1]),
+        helper.make_node("ConvTranspose", ["3", "w2"], ["4"], strides=[2, 1], pads=[1, 0, 1, 2], output_padding=[1, 0]),
+        helper.make_node("ConvTranspose", ["4", "w3"], ["y"], group=2),
+    ]
+    weights = {"w0": _random(6, 5, 2, 2), "b0": _random(5), "w1": _random(5, 4, 4, 4), "w2": _random(4, 6, 3, 5),
+               "w3": _random(6, 2, 2, 2)}  # fmt: skip
+    return _model(nodes, (1, 6, 3, 4), {name: (array - 0.6).astype(array.dtype) for name, array in weights.items()})
+
+
 def exponentials() -> onnx.ModelProto:
     """What is computed from exponentials, over a range in which these span seven decades."""
     nodes = [
@@ -213,5 +227,5 @@ MODELS = {
     "scale_before_padded": scale_before(padding=1), "matmul_between": matmul_between(),
     "network": network(), "weights_to_pack": weights_to_pack(),
     "groups_to_pack": groups_to_pack(), "rows_to_fill": rows_to_fill(),
-    "exponentials": exponentials(), "concatenated": concatenated(),
+    "exponentials": exponentials(), "concatenated": concatenated(), "transposed": transposed(),
 }  # fmt: skip

@@ -19,6 +19,7 @@ PASSES = {
     "scale_before_padded": ["affine_before"],
     "matmul_between": ["simplify"],
     "network": ["channels_last"],
+    "transposed": ["channels_last"],
     "weights_to_pack": ["channels_last", "packed_weights"],
     "groups_to_pack": ["channels_last", "packed_weights"],
     "rows_to_fill": ["channels_last", "packed_weights"],

@@ -66,6 +66,14 @@ def test_channels_move_at_the_borders_only(outcomes: dict[str, Any]) -> None:
     assert after["nn.conv2d"] == before["nn.conv2d"] == 4
 
 
+def test_transposed_convs_are_convs(outcomes: dict[str, Any]) -> None:
+    before, after = outcomes["transposed"]["before"], outcomes["transposed"]["after"]
+
+    assert before["nn.conv2d_transpose"] == 4
+    # The one with groups stays.
+    assert (after["nn.conv2d"], after["nn.conv2d_transpose"]) == (3, 1)
+
+
 def test_weights_are_packed_once(outcomes: dict[str, Any]) -> None:
     after = outcomes["weights_to_pack"]["after"]
 
