@@ -39,6 +39,7 @@ def tune(
     minutes: Annotated[float | None, typer.Option(help="Wall-clock minutes for the whole run.")] = None,
     engine: EngineOption = "relax",
     granularity: GranularityOption = "subgraph",
+    layout: Annotated[str, typer.Option(help="channels-last or as-imported; by default what is faster.")] = "",
     name: Annotated[str, typer.Option(help="Name in the model registry.")] = "",
     out: Annotated[Path | None, typer.Option(help="Copy the artifact into this folder.")] = None,
     device: Annotated[str, typer.Option(help="cuda:1, cpu:0-3.")] = "",
@@ -49,7 +50,7 @@ def tune(
     with one_line_errors(debug):
         parameters = _parameters(
             model=model, shapes=parse_shapes(shape or []), target=target, trials=trials, minutes=minutes,
-            engine=engine, granularity=granularity, name=name, device=device, seed=seed,
+            engine=engine, granularity=granularity, layout=layout, name=name, device=device, seed=seed,
         )  # fmt: skip
         prepare_prefect(debug)
         from flows.running import run_in_terminal

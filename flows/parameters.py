@@ -24,6 +24,9 @@ class TuneParameters(BaseModel):
     minutes: float | None = Field(default=None, gt=0, description="Wall-clock time the whole run may take.")
     engine: Literal["relax", "relay"] = "relax"
     granularity: Literal["subgraph", "operator"] = "subgraph"
+    layout: Literal["", "channels-last", "as-imported"] = Field(
+        default="", description="Of the activations; empty: what is measured to be faster."
+    )
     name: str = Field(default="", description="Registered name; by default from the model.")
     seed: int = 0
     floor_trials: int = Field(default=0, ge=0, description="The least search trials that every task gets.")

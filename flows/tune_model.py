@@ -38,6 +38,7 @@ from tasks.explain import explain
 from tasks.fuse import extract, fuse, translate
 from tasks.import_step import import_step
 from tasks.inside import look_inside
+from tasks.layout import known_layout, race_layouts, worth_racing
 from tasks.publish import look_up_champion, publish
 from tasks.records import (
     Artifact,
@@ -83,12 +84,18 @@ def tune_model(parameters: TuneParameters, run_id: str = "") -> TuningSummary:
     with _failures_logged(run):
         model = import_step(run.run_id, parameters.model, parameters.shapes, parameters.name)
         imported = translate(run.run_id, model)
-        fused = fuse(run.run_id, imported, parameters.granularity)
         run.measure = for_model(run.measure, settings().measure_flush_cache, model, run.info)
         _start_log(run, model, parameters)
+        imported = known_layout(run, imported, parameters.layout)
+        fused = fuse(run.run_id, imported, parameters.granularity)
         extract(run.run_id, fused)
-        patiently("storing the run", lambda: _manifest(run).write_tasks(fused, run.tasks, run.book.all()))
+        racing = worth_racing(run, imported, parameters.trials, parameters.minutes)
+        if not racing:
+            _store_tasks(run, fused)
         measure_defaults(run)
+        if racing:
+            fused = race_layouts(run.run_id, fused)
+            _store_tasks(run, fused)
         _log_fused(run, fused)
         started = time.time()
         untuned = build_untuned(run.run_id, fused)
@@ -197,6 +204,10 @@ def _start_log(run: TuningRun, model: ModelFile, parameters: TuneParameters) -> 
 def _manifest(run: TuningRun) -> RunManifest:
     """The run as the object store has it, from which MLflow can be filled again."""
     return RunManifest(run.store, run.run_id)
+
+
+def _store_tasks(run: TuningRun, fused: FusedModule) -> None:
+    patiently("storing the run", lambda: _manifest(run).write_tasks(fused, run.tasks, run.book.all()))
 
 
 def _take_lease(run: TuningRun, model: ModelFile) -> None:

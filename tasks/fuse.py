@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 from prefect import task
@@ -37,22 +38,27 @@ def extract(run_id: str, fused: FusedModule) -> tuple[TuningTask, ...]:
     """One tuning task a distinct workload; their definitions go to the store, their records come from it."""
     run = run_of(run_id)
     run.observer(Progress("extract"))
-    run.tasks = run.engine.extract(fused, str(run.work_dir / "workloads"))
-    assert run.records is not None
-    patiently("storing the workloads", lambda: _put_workloads(run))
+    tasks = run.engine.extract(fused, str(run.work_dir / "workloads"))
     _fetch_samples(run)
     recovered = run.recover_journals()
     if recovered:
         run.notes.append(f"{recovered} measurements were recovered from the journals of a run that died")
-    records, keys = run.records, [task.workload_key for task in run.tasks]
-    run.book.load(patiently("reading records", lambda: records.load(keys)), run.measure)
+    adopt(run, tasks)
     return run.tasks
 
 
-def _put_workloads(run: TuningRun) -> None:
-    assert run.records is not None
-    for tuning_task in run.tasks:
-        run.records.put_workload(tuning_task.workload_key, Path(tuning_task.workload_path).read_bytes())
+def adopt(run: TuningRun, tasks: Sequence[TuningTask]) -> None:
+    """Let the run tune ``tasks``: their workloads go to the store, their records come from it. Raises StoreError."""
+    run.tasks = tuple(tasks)
+    records, keys = run.records, [task.workload_key for task in run.tasks]
+    assert records is not None
+
+    def put() -> None:
+        for tuning_task in run.tasks:
+            records.put_workload(tuning_task.workload_key, Path(tuning_task.workload_path).read_bytes())
+
+    patiently("storing the workloads", put)
+    run.book.load(patiently("reading records", lambda: records.load(keys)), run.measure)
 
 
 def _fetch_samples(run: TuningRun) -> None:

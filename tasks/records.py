@@ -77,7 +77,8 @@ class Target:
 class EngineInfo:
     """An engine's answer to ``describe``: what it is and what it can measure here.
 
-    ``cache_bytes`` is the size of a CPU's last-level cache, 0 where that is not known.
+    ``cache_bytes`` is the size of a CPU's last-level cache, 0 where that is not known. ``layouts`` names the
+    layouts of activations that it can fuse a model for, the preferred one first; empty where there is no choice.
     """
 
     engine: str
@@ -87,17 +88,22 @@ class EngineInfo:
     device: str
     versions: dict[str, str]
     cache_bytes: int = 0
+    layouts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class ImportedModule:
-    """The model translated to an IRModule, before optimisation; the engine keeps the module itself."""
+    """The model translated to an IRModule, before optimisation; the engine keeps the module itself.
+
+    ``layout`` is the one of the engine's layouts that it is to be fused for; empty for the preferred one.
+    """
 
     model: ModelFile
     engine: EngineInfo
     operators: dict[str, int]
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    layout: str = ""
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,17 @@ def measure_defaults(run: TuningRun) -> None:
         raise TuningFailed(f"no default schedule can be measured: {_last_failure(run)}; run 'tunewright doctor'")
 
 
+def search_each(run: TuningRun, tasks: Sequence[TuningTask], trials: int, reason: str) -> None:
+    """Search each of ``tasks`` until it has had ``trials`` trials, those of earlier runs included."""
+    errands = []
+    for tuning_task in tasks:
+        left = trials - plan.state_of(tuning_task, run.book.of(tuning_task.workload_key)).trials
+        if left > 0:
+            session = _session(run, "search", [tuning_task], reason, left)
+            errands.append(_errand(run, f"search {tuning_task.name}", [session]))
+    _do_all(run, errands)
+
+
 def search(run: TuningRun, budget_of: Callable[[], Budget]) -> str:
     """Sessions until the budget is spent or nothing is expected to improve; the reason why tuning ended.
 

@@ -86,7 +86,7 @@ def test_classifier_becomes_a_smaller_static_model(tmp_path: Path) -> None:
     assert model.opset == 11
     assert model.name == "ch_ppocr_mobile_v2-0_cls_infer"  # MLflow refuses dots in names
     before, after = (len(onnx.load(path).graph.node) for path in (packaged_model("classifier"), model.path))
-    assert after < before / 2  # FACTS.md: 566 to 179
+    assert after < before / 2  # 566 to 179
 
 
 def test_tvm_translates_the_normalised_models(tmp_path: Path) -> None:

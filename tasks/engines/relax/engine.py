@@ -33,7 +33,7 @@ class RelaxEngine(MeasuringEngine):
         super().__init__(options, zygote, targets.resolve(options.target, options.threads))
         self._tvm_target = targets.to_tvm(self._target)
         self._imported: dict[str, tuple[Any, dict[str, int]]] = {}
-        self._inventories: dict[str, tuple[frontend.Fused, Inventory]] = {}
+        self._inventories: dict[tuple[str, str], tuple[frontend.Fused, Inventory]] = {}
         self._model = XgbCostModel(Samples(), options.threads, options.seed)
         self._workloads = RelaxWorkshop(self._tvm_target, self._target.spec, self._model)
 
@@ -46,6 +46,7 @@ class RelaxEngine(MeasuringEngine):
             device=self._options.device,
             versions=_versions(),
             cache_bytes=self._cache_bytes(),
+            layouts=frontend.layouts_for(self._target.kind),
         )
 
     def import_model(self, model: ModelFile) -> ImportedModule:
@@ -81,12 +82,13 @@ class RelaxEngine(MeasuringEngine):
 
     def _inventory(self, imported: ImportedModule) -> tuple[frontend.Fused, Inventory]:
         """The fused module; a child that was restarted makes it anew from the model's file."""
-        digest = imported.model.digest
-        if digest not in self._inventories:
+        layout = imported.layout or frontend.layouts_for(self._target.kind)[0]
+        key = (imported.model.digest, layout)
+        if key not in self._inventories:
             mod, _ = self._translated(imported.model)
-            fused = frontend.fuse(mod, self._tvm_target)
-            self._inventories[digest] = (fused, take_inventory(fused))
-        return self._inventories[digest]
+            fused = frontend.fuse(mod, self._tvm_target, layout)
+            self._inventories[key] = (fused, take_inventory(fused))
+        return self._inventories[key]
 
     def _workload_text(self, imported: ImportedModule, workload_key: str) -> str:
         return self._inventory(imported)[1].workloads[workload_key].to_text()

@@ -22,6 +22,10 @@ from tasks.engines.relax.passes.vector_exp import vector_exp
 from tasks.engines.relax.spaces import lanes_of
 from tasks.errors import ModelError
 
+#: Layouts of activations: NHWC for convs and what lies between them, or whatever the model's author chose.
+CHANNELS_LAST = "channels-last"
+AS_IMPORTED = "as-imported"
+
 
 @dataclass(frozen=True)
 class Fused:
@@ -48,16 +52,23 @@ def translate(path: str) -> tuple[Any, dict[str, int]]:
     return mod, counts
 
 
-def fuse(mod: Any, target: Any) -> Fused:
-    """Optimise, lower to TIR and fuse for ``target`` (a tvm Target)."""
+def layouts_for(kind: str) -> tuple[str, ...]:
+    """The layouts that ``fuse`` knows, the preferred one for a target of this kind first."""
+    return (CHANNELS_LAST, AS_IMPORTED) if kind == "llvm" else (AS_IMPORTED, CHANNELS_LAST)
+
+
+def fuse(mod: Any, target: Any, layout: str = "") -> Fused:
+    """Optimise, lower to TIR and fuse for ``target`` (a tvm Target), with activations in ``layout``."""
+    kind = str(target.kind.name)
     transform = relax.transform
     before = [transform.DecomposeOpsForInference(), transform.CanonicalizeBindings()]
     mod = tvm.transform.Sequential(before)(mod)
     if has_int16_dots(target):
         mod, _ = integer_kernels(mod)
     mod = simplify(fold_constants(mod))
-    if str(target.kind.name) == "llvm":
+    if (layout or layouts_for(kind)[0]) == CHANNELS_LAST:
         mod, _ = channels_last(mod)
+    if kind == "llvm":
         mod, _ = packed_weights(mod, lanes_of(target))
         mod, _ = vector_exp(mod, lanes_of(target))
     lower = [
