@@ -6,11 +6,20 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.utils
 from onnx import helper, numpy_helper
 
 from benchmarks.packaged_model import MODEL_NAMES, packaged_model, packaged_shapes
 
-__all__ = ["MODEL_NAMES", "conv_model", "matmul_model", "packaged_model", "packaged_shapes", "save_with_external_data"]
+__all__ = [
+    "MODEL_NAMES",
+    "beginning_of_classifier",
+    "conv_model",
+    "matmul_model",
+    "packaged_model",
+    "packaged_shapes",
+    "save_with_external_data",
+]
 
 
 def matmul_model(*, opset: int = 13, rows: int | str = "N", seed: int = 0) -> onnx.ModelProto:
@@ -45,6 +54,18 @@ def conv_model(seed: int = 0, size: int = 28) -> onnx.ModelProto:
         [numpy_helper.from_array(np.ascontiguousarray(array), name) for name, array in weights.items()],
     )  # fmt: skip
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+
+
+def beginning_of_classifier(path: Path) -> Path:
+    """PP-OCR's classifier up to its first sum of two branches, written to ``path``.
+
+    Convs of all kinds and a gate; the whole has four times as many tasks, which differ in their shapes.
+    """
+    model = onnx.load(packaged_model("classifier"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    inputs = [value.name for value in model.graph.input]
+    onnx.save(onnx.utils.Extractor(model).extract_model(inputs, ["elementwise_add_0"]), path)
+    return path
 
 
 def save_with_external_data(model: onnx.ModelProto, path: Path, location: str = "weights.bin") -> Path:

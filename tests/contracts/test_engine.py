@@ -42,7 +42,7 @@ from tasks.records import (
     TuningRecord,
     TuningTask,
 )
-from tests.models import packaged_model, packaged_shapes
+from tests.models import beginning_of_classifier, packaged_shapes
 from tests.relay import needs_relay, relay_python
 
 THREADS = min(2, len(os.sched_getaffinity(0)))
@@ -72,7 +72,8 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFile:
     folder = tmp_path_factory.mktemp("model")
-    return import_model_file(fetch(str(packaged_model("classifier")), folder), packaged_shapes("classifier"), folder)
+    path = beginning_of_classifier(folder / "classifier.onnx")
+    return import_model_file(fetch(str(path), folder), packaged_shapes("classifier"), folder)
 
 
 @pytest.fixture(scope="module")
@@ -162,8 +163,8 @@ def assert_right(actual: Any, model: ModelFile, seed: int = 0) -> None:
     assert set(actual) == set(expected)
     for name, want in expected.items():
         assert actual[name].dtype == want.dtype
-        # float32 sums in another order through some thirty layers: 1e-5 at most was seen; outputs are in 0..1.
-        np.testing.assert_allclose(actual[name], want, atol=1e-4, rtol=0)
+        # float32 sums in another order through some ten layers: 1e-5 of the largest output at most.
+        np.testing.assert_allclose(actual[name], want, atol=1e-4 * np.abs(want).max(), rtol=0)
 
 
 def test_describe_names_versions_target_and_device(engine: EngineChild) -> None:

@@ -19,7 +19,7 @@ from tasks.import_model import OnnxRuntimeModel, import_model_file, seeded_input
 from tasks.model_source import fetch
 from tasks.records import TuningRecord
 from tests.flows.command import Command, last_json
-from tests.models import conv_model, packaged_model
+from tests.models import beginning_of_classifier, conv_model
 
 BUCKET = "tunewright-test"
 
@@ -28,7 +28,7 @@ BUCKET = "tunewright-test"
 def service_run(
     tmp_path_factory: pytest.TempPathFactory, prefect_url: str, mlflow_url: str, s3_url: str
 ) -> tuple[Command, dict[str, Any], str]:
-    """One run of the classifier over all services: the command, its JSON line, its output."""
+    """One run of the beginning of a real model over all services: the command, its JSON line, its output."""
     home = tmp_path_factory.mktemp("services") / "home"
     command = Command(
         home,
@@ -37,13 +37,14 @@ def service_run(
             "TUNEWRIGHT_STORE": f"s3://{BUCKET}/run", "AWS_ENDPOINT_URL": s3_url,
         },
     )  # fmt: skip
-    done = command.run(*_classifier(), "--trials", "24", timeout_s=580)
+    done = command.run(*_classifier(home), "--trials", "24", timeout_s=580)
     assert done.returncode == 0, done.stderr[-3000:]
     return command, last_json(done.stdout), done.stdout
 
 
-def _classifier() -> tuple[str, ...]:
-    return ("tune", str(packaged_model("classifier")), "--shape", "x=1,3,48,192", "--name", "direction")
+def _classifier(home: Path) -> tuple[str, ...]:
+    path = beginning_of_classifier(home.parent / "classifier.onnx")
+    return ("tune", str(path), "--shape", "x=1,3,48,192", "--name", "direction")
 
 
 def _s3_records(s3_url: str) -> list[TuningRecord]:
@@ -63,11 +64,11 @@ def test_the_last_line_says_what_came_out(service_run: tuple[Command, dict[str, 
         "max_abs_error", "mlflow_run_id", "artifact_uri",
     }  # fmt: skip
     assert line["trials"] == 24
-    assert line["tasks"] > 40
+    assert line["tasks"] > 10
     # Which is faster is not for a busy machine and 24 trials to say: default schedules are good ones.
     assert line["tuned_ms"] > 0
     assert line["untuned_ms"] > 0
-    # The untuned build differs from onnxruntime by 9e-6 at most; tuning must not make it worse by much.
+    # Of outputs up to some tens: float32 sums in another order.
     assert line["max_abs_error"] < 1e-4
     assert "tuned" in output
     assert "onnxruntime" in output
@@ -156,7 +157,8 @@ def test_prefect_shows_the_run_and_its_sessions(
 def test_the_registered_model_predicts_in_a_fresh_process(
     service_run: tuple[Command, dict[str, Any], str], mlflow_url: str, tmp_path: Path
 ) -> None:
-    model = import_model_file(fetch(str(packaged_model("classifier")), tmp_path), {"x": (1, 3, 48, 192)}, tmp_path)
+    path = beginning_of_classifier(tmp_path / "classifier.onnx")
+    model = import_model_file(fetch(str(path), tmp_path), {"x": (1, 3, 48, 192)}, tmp_path)
     inputs = seeded_inputs(model, 7)
     expected = OnnxRuntimeModel(model, 1).run(inputs)
     np.savez(tmp_path / "inputs.npz", allow_pickle=False, **inputs)
@@ -174,8 +176,8 @@ def test_the_registered_model_predicts_in_a_fresh_process(
     assert done.returncode == 0, done.stderr[-3000:]
     with np.load(tmp_path / "outputs.npz") as stored:
         for name, want in expected.items():
-            # Probabilities in float32: another order of summation moves them by some 1e-7.
-            np.testing.assert_allclose(stored[name], want, atol=1e-5)
+            # float32: another order of summation moves the outputs by some 1e-6 of the largest.
+            np.testing.assert_allclose(stored[name], want, atol=1e-5 * np.abs(want).max())
 
 
 def test_a_second_run_starts_from_the_records_and_measures_nothing_twice(
@@ -185,7 +187,7 @@ def test_a_second_run_starts_from_the_records_and_measures_nothing_twice(
 
     command, _, _ = service_run
     before = {record.record_id for record in _s3_records(s3_url)}
-    done = command.run(*_classifier(), "--trials", "16", timeout_s=400)
+    done = command.run(*_classifier(command.home), "--trials", "16", timeout_s=400)
     assert done.returncode == 0, done.stderr[-3000:]
     records = _s3_records(s3_url)
     fresh = [record for record in records if record.record_id not in before]

@@ -18,6 +18,7 @@ from tasks.engines.relax.passes import simplify
 from tasks.engines.relax.passes.channels_last import channels_last
 from tasks.engines.relax.passes.integer_kernels import integer_kernels
 from tasks.engines.relax.passes.packed_weights import packed_weights
+from tasks.engines.relax.passes.parallel_matmuls import parallel_matmuls
 from tasks.engines.relax.passes.vector_exp import vector_exp
 from tasks.engines.relax.spaces import lanes_of
 from tasks.errors import ModelError
@@ -69,6 +70,7 @@ def fuse(mod: Any, target: Any, layout: str = "") -> Fused:
     if (layout or layouts_for(kind)[0]) == CHANNELS_LAST:
         mod, _ = channels_last(mod)
     if kind == "llvm":
+        mod, _ = parallel_matmuls(mod)
         mod, _ = packed_weights(mod, lanes_of(target))
         mod, _ = vector_exp(mod, lanes_of(target))
     lower = [

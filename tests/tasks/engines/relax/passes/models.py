@@ -194,6 +194,21 @@ def transposed() -> onnx.ModelProto:
     return _model(nodes, (1, 6, 3, 4), {name: (array - 0.6).astype(array.dtype) for name, array in weights.items()})
 
 
+def queries_and_keys(rows: int) -> onnx.ModelProto:
+    """Three products over one input, one of them behind another."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "wq"], ["q"]),
+        helper.make_node("MatMul", ["x", "wk"], ["k"]),
+        helper.make_node("Add", ["k", "b"], ["kb"]),
+        helper.make_node("Mul", ["q", "kb"], ["p"]),
+        helper.make_node("MatMul", ["x", "wv"], ["v"]),
+        helper.make_node("MatMul", ["v", "wo"], ["o"]),
+        helper.make_node("Add", ["p", "o"], ["y"]),
+    ]
+    weights = {"wq": _random(16, 8), "wk": _random(16, 8), "b": _random(8), "wv": _random(16, 24), "wo": _random(24, 8)}
+    return _model(nodes, (1, rows, 16), weights)
+
+
 def exponentials() -> onnx.ModelProto:
     """What is computed from exponentials, over a range in which these span seven decades."""
     nodes = [
@@ -228,4 +243,5 @@ MODELS = {
     "network": network(), "weights_to_pack": weights_to_pack(),
     "groups_to_pack": groups_to_pack(), "rows_to_fill": rows_to_fill(),
     "exponentials": exponentials(), "concatenated": concatenated(), "transposed": transposed(),
+    "few_rows": queries_and_keys(8), "many_rows": queries_and_keys(9),
 }  # fmt: skip

@@ -20,6 +20,8 @@ PASSES = {
     "matmul_between": ["simplify"],
     "network": ["channels_last"],
     "transposed": ["channels_last"],
+    "few_rows": ["parallel_matmuls"],
+    "many_rows": ["parallel_matmuls"],
     "weights_to_pack": ["channels_last", "packed_weights"],
     "groups_to_pack": ["channels_last", "packed_weights"],
     "rows_to_fill": ["channels_last", "packed_weights"],

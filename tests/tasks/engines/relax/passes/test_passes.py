@@ -29,6 +29,8 @@ EXPECTED = {
         {"nn.conv2d": 5, "concat": 3, "nn.max_pool2d": 1, "add": 1, "nn.relu": 1},
         {"nn.conv2d": 7, "concat": 1, "nn.max_pool2d": 2, "add": 3, "nn.relu": 1},
     ),
+    "few_rows": ({"matmul": 4, "add": 2, "multiply": 1}, {"matmul": 2, "strided_slice": 3, "add": 2, "multiply": 1}),
+    "many_rows": ({"matmul": 4, "add": 2, "multiply": 1}, {"matmul": 4, "add": 2, "multiply": 1}),
     "matmul_between": ({"matmul": 1, "add": 2, "multiply": 2}, {"matmul": 1, "add": 1}),
 }
 
