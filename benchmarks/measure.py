@@ -174,7 +174,7 @@ def _show(rows: Sequence[Row]) -> None:
 
 def _spread(measurement: Measurement) -> str:
     """Median with least and greatest repeat, in microseconds."""
-    samples = measurement.latencies_us
+    samples = measurement.comparable_us
     return f"{measurement.latency_us:.1f} us ({min(samples):.1f} to {max(samples):.1f})"
 
 

@@ -111,7 +111,7 @@ def log_lines(records: Iterable[TuningRecord], info: EngineInfo) -> Iterator[str
             continue
         name, *args = plain["workload"]
         if record.measurement is not None:
-            costs = [us / 1e6 for us in record.measurement.latencies_us]
+            costs = [us / 1e6 for us in record.measurement.comparable_us]
             spent_s, error = record.measurement.build_s + record.measurement.run_s, 0
         else:
             assert record.failure is not None

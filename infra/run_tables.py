@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -199,7 +200,8 @@ def _row(record: TuningRecord) -> dict[str, Any]:
         "host": record.host,
         "workload_key": record.workload_key,
         "record_id": record.record_id,
-        "latencies_us": list(measured.latencies_us) if measured else None,
+        "latencies_us": list(measured.comparable_us) if measured else None,
+        "slowdown": statistics.median(measured.slowdowns) if measured and measured.slowdowns else None,
         "settings": json.dumps(wire.to_plain(measured.settings)) if measured else None,
         "schedule": record.schedule,
     }
@@ -213,12 +215,12 @@ def _schema() -> Any:
         "trial": pa.int64(),
         "cut_short": pa.bool_(),
         "latencies_us": pa.list_(pa.float64()),
-        **dict.fromkeys(("latency_us", "predicted_us", "build_s", "run_s", "started_at"), pa.float64()),
+        **dict.fromkeys(("latency_us", "predicted_us", "build_s", "run_s", "started_at", "slowdown"), pa.float64()),
     }
     names = (
         *("task", "trial", "phase", "latency_us", "predicted_us", "failure", "message", "build_s", "run_s"),
         *("cut_short", "started_at", "implementation", "candidate_key", "session_id", "run_id", "device"),
-        *("host", "workload_key", "record_id", "latencies_us", "settings", "schedule"),
+        *("host", "workload_key", "record_id", "latencies_us", "slowdown", "settings", "schedule"),
     )
     return pa.schema([(name, kinds.get(name, pa.string())) for name in names])
 

@@ -191,18 +191,30 @@ class MeasureSettings:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A trial's run times: every repeat, each the mean over the calls in it."""
+    """A trial's run times as they were taken: every repeat, each the mean over the calls in it.
+
+    ``slowdowns`` says for each repeat how much longer the task's default schedule took beside it than when that was
+    measured itself; empty where it was not timed beside.
+    """
 
     latencies_us: tuple[float, ...]
     settings: MeasureSettings
     build_s: float
     run_s: float
     cut_short: bool = False
+    slowdowns: tuple[float, ...] = ()
+
+    @property
+    def comparable_us(self) -> tuple[float, ...]:
+        """The repeats as they would have been while the default schedule was measured."""
+        if not self.slowdowns:
+            return self.latencies_us
+        return tuple(us / slowdown for us, slowdown in zip(self.latencies_us, self.slowdowns))  # noqa: B905
 
     @property
     def latency_us(self) -> float:
-        """The median repeat."""
-        return statistics.median(self.latencies_us)
+        """The median of the comparable repeats."""
+        return statistics.median(self.comparable_us)
 
 
 @dataclass(frozen=True)

@@ -57,14 +57,14 @@ def conv_model(seed: int = 0, size: int = 28) -> onnx.ModelProto:
 
 
 def beginning_of_classifier(path: Path) -> Path:
-    """PP-OCR's classifier up to its first sum of two branches, written to ``path``.
+    """PP-OCR's classifier up to its second sum of two branches, written to ``path``.
 
-    Convs of all kinds and a gate; the whole has four times as many tasks, which differ in their shapes.
+    Convs of all kinds and a gate; the whole has twice as many tasks, which differ in their shapes.
     """
-    model = onnx.load(packaged_model("classifier"))
+    model = onnx.shape_inference.infer_shapes(onnx.load(packaged_model("classifier")))
     path.parent.mkdir(parents=True, exist_ok=True)
     inputs = [value.name for value in model.graph.input]
-    onnx.save(onnx.utils.Extractor(model).extract_model(inputs, ["elementwise_add_0"]), path)
+    onnx.save(onnx.utils.Extractor(model).extract_model(inputs, ["elementwise_add_1"]), path)
     return path
 
 

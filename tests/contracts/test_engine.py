@@ -284,6 +284,16 @@ def test_a_search_session_measures_distinct_candidates(search: Heard, engine: En
     assert search.result.seconds["total"] > 0
 
 
+def test_candidates_are_timed_beside_the_default(defaults: Heard, search: Heard) -> None:
+    assert all(record.measurement.slowdowns == () for record in defaults.records if record.measurement)
+    measured = [record.measurement for record in search.records if record.measurement]
+    assert measured
+    for measurement in measured:
+        assert len(measurement.slowdowns) == len(measurement.latencies_us)
+        # Both are the default schedule on this machine, however busy it is.
+        assert all(0.02 < slowdown < 50 for slowdown in measurement.slowdowns)
+
+
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_session_keeps_to_its_slice_of_the_space(
     sessions: Sessions, tasks: Sequence[TuningTask], search: Heard, index: int

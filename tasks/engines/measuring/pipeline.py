@@ -62,6 +62,7 @@ class Outcome:
 
     key: str
     latencies_us: tuple[float, ...] = ()
+    slowdowns: tuple[float, ...] = ()
     cut_short: bool = False
     failure: Failure | None = None
     build_s: float = 0.0
@@ -270,6 +271,7 @@ class Pipeline:
         return Outcome(
             busy.job.key,
             latencies_us=tuple(value["latencies_us"]),
+            slowdowns=tuple(value.get("slowdowns", ())),
             cut_short=bool(value["cut_short"]),
             build_s=build_s,
             run_s=spent_s,

@@ -65,6 +65,8 @@ class _Progress:
     emit: Callable[[str, Any], None]
     next_trial: int
     stop: Callable[[], bool]
+    #: What the default schedules took when they were measured, in microseconds, by workload.
+    default_us: Mapping[str, float]
     failures: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     records: int = 0
@@ -105,8 +107,8 @@ class SessionRunner:
         """Run ``session``. ``emit`` hears events; ``stop`` asks whether to end after the current trial."""
         started = time.monotonic()
         with Journal(session.journal_path) as journal:
-            progress = _Progress(session, journal, emit, session.first_trial, stop)
             known = _known(session)
+            progress = _Progress(session, journal, emit, session.first_trial, stop, _default_us(known))
             note, exhausted = "", False
             if session.phase == "default":
                 self._defaults(progress, {record.workload_key for record in known if not record.schedule})
@@ -133,7 +135,7 @@ class SessionRunner:
             trials = {
                 task.workload_key: _Trial(task, DEFAULT_KEY, "", "default", implementation=version) for task in batch
             }
-            self._measure(progress, [self._default_job(progress.session, task) for task in batch], trials)
+            self._measure(progress, [self._default_job(progress, task) for task in batch], trials)
 
     def _search(self, progress: _Progress, known: Sequence[TuningRecord]) -> tuple[bool, str]:
         session = progress.session
@@ -171,7 +173,7 @@ class SessionRunner:
                 session.task, candidate.key, candidate.trace, "search", candidate.predicted_us,
                 getattr(candidate, "implementation", ""),
             )  # fmt: skip
-            jobs.append(self._job(session, search, candidate))
+            jobs.append(self._job(progress, search, candidate))
         latencies = self._measure(progress, jobs, trials)
         self._keep_best(session.task.workload_key, latencies)
         return latencies
@@ -208,7 +210,7 @@ class SessionRunner:
                 continue
             builds.append(Job(record.candidate_key, self._to_build(session.task, record.candidate_key, part), {}))
         self._run(progress, builds, _ignore, lambda built: merged.__setitem__(built.key, [built]))
-        run = self._run_part(session, session.task, 0.0)
+        run = self._run_part(progress, session.task, 0.0)
         for _ in range(_CONFIRM_ROUNDS):
             jobs = [
                 Job(key, {}, {**run, "path": built[0].path}, keep=True)
@@ -266,7 +268,7 @@ class SessionRunner:
         if outcome.failure is None:
             measurement = Measurement(
                 outcome.latencies_us, session.settings, round(outcome.build_s, 4),
-                round(outcome.run_s, 4), outcome.cut_short,
+                round(outcome.run_s, 4), outcome.cut_short, outcome.slowdowns,
             )  # fmt: skip
         record = TuningRecord(
             record_id=short_hash(session.session_id, trial.task.workload_key, trial.key, trial.phase),
@@ -297,15 +299,16 @@ class SessionRunner:
         """What builds ``record``'s schedule. Raises whatever TVM raises where it no longer applies."""
         return self._workshop.stored_part(task, record) if record.schedule else self._workshop.default_part(task)
 
-    def _job(self, session: Session, search: Search, candidate: Candidate) -> Job:
+    def _job(self, progress: _Progress, search: Search, candidate: Candidate) -> Job:
+        task = progress.session.task
         best_us = search.best_us if math.isfinite(search.best_us) else 0.0
-        part = self._workshop.candidate_part(session.task, candidate)
-        run = self._run_part(session, session.task, best_us)
-        return Job(candidate.key, self._to_build(session.task, candidate.key, part), run, keep=True)
+        part = self._workshop.candidate_part(task, candidate)
+        run = self._run_part(progress, task, best_us)
+        return Job(candidate.key, self._to_build(task, candidate.key, part), run, keep=True)
 
-    def _default_job(self, session: Session, task: TuningTask) -> Job:
+    def _default_job(self, progress: _Progress, task: TuningTask) -> Job:
         # Until it has run once itself, the default has nothing to be compared with.
-        run = {**self._run_part(session, task, 0.0), "reference": ""}
+        run = {**self._run_part(progress, task, 0.0), "reference": ""}
         return Job(task.workload_key, self._default_build(task), run, keep=True)
 
     def _default_build(self, task: TuningTask) -> Mapping[str, Any]:
@@ -329,13 +332,14 @@ class SessionRunner:
             return ""
         return f"outputs were not compared, since the default schedule does not build: {failed[0].message}"
 
-    def _run_part(self, session: Session, task: TuningTask, best_us: float) -> dict[str, Any]:
+    def _run_part(self, progress: _Progress, task: TuningTask, best_us: float) -> dict[str, Any]:
         return {
             "workload": task.workload_key,
             "args": [[list(shape), dtype] for shape, dtype in self._workshop.arguments(task)],
             "outputs": len(task.subgraph.outputs) if task.workload_key == task.subgraph.workload_key else 1,
-            "settings": asdict(session.settings),
+            "settings": asdict(progress.session.settings),
             "best_us": best_us,
+            "default_us": progress.default_us.get(task.workload_key, 0.0),
             "reference": self._reference(task),
         }
 
@@ -350,6 +354,15 @@ def _known(session: Session) -> tuple[TuningRecord, ...]:
         return ()
     keys = {task.workload_key for task in session.tasks}
     return tuple(record for record in read_journal(session.known_path) if record.workload_key in keys)
+
+
+def _default_us(known: Sequence[TuningRecord]) -> dict[str, float]:
+    """By workload the latency of its default schedule; of several measurements the first, which never changes."""
+    found: dict[str, float] = {}
+    for record in sorted(known, key=lambda record: record.started_at):
+        if record.phase == "default" and record.latency_us is not None:
+            found.setdefault(record.workload_key, record.latency_us)
+    return found
 
 
 def _to_confirm(known: Sequence[TuningRecord], count: int) -> tuple[TuningRecord, ...]:
@@ -388,5 +401,8 @@ def _merge(outcomes: Sequence[Outcome]) -> Outcome:
         if outcome.failure is not None:
             return outcome
     latencies = tuple(us for outcome in outcomes for us in outcome.latencies_us)
+    slowdowns = tuple(slowdown for outcome in outcomes for slowdown in outcome.slowdowns)
+    if len(slowdowns) < len(latencies):
+        slowdowns = ()
     spent = sum(outcome.run_s for outcome in outcomes)
-    return Outcome(outcomes[0].key, latencies, build_s=outcomes[0].build_s, run_s=spent)
+    return Outcome(outcomes[0].key, latencies, slowdowns, build_s=outcomes[0].build_s, run_s=spent)

@@ -24,6 +24,10 @@ from tasks.records import MeasureSettings
 _LOST_RATIO = 1.5
 #: That part is one in so many repeats.
 _FIRST_PART = 5
+#: The default schedule is timed beside the candidates again once that is so old.
+_FRESH_S = 0.5
+#: Repeats of that, and from which latency on it has one; one that takes longer still is not timed beside others.
+_BESIDE_REPEATS, _SLOW_US, _TOO_SLOW_US = 3, 2e4, 1e6
 #: What is copied to flush the cache of a device that does not say how large it is; no GPU has more today.
 _FLUSH_BYTES = 256 << 20
 
@@ -54,6 +58,9 @@ class _Task:
     n_outputs: int
     inputs: list[np.ndarray[Any, Any]]
     expected: list[np.ndarray[Any, Any]] | None = None
+    reference: Any = None
+    slowdown: float = 0.0
+    slowdown_at: float = -math.inf
 
 
 class Runner:
@@ -72,20 +79,21 @@ class Runner:
         library = self._runtime.load(job["path"])
         if settings.check_output and task.expected is None:
             self._learn_expected(task, job)
-        best_us = float(job.get("best_us") or 0.0)
+        slowdown = self._slowdown(task, job, settings)
+        best_us = float(job.get("best_us") or 0.0) * (slowdown or 1.0)
         first_us = self._checked_call(library[kernel_symbol(task.key)], task, settings)
         if best_us and first_us > settings.hopeless_ratio * best_us:
-            return {"latencies_us": (first_us,), "cut_short": True}
+            return _answer([first_us], slowdown, cut_short=True)
         if settings.cooldown_ms:
             time.sleep(settings.cooldown_ms / 1e3)
         first = math.ceil(settings.repeat / _FIRST_PART)
         latencies_us = self._time(library, task, dataclasses.replace(settings, repeat=first))
         if best_us and statistics.median(latencies_us) > _LOST_RATIO * best_us:
-            return {"latencies_us": tuple(latencies_us), "cut_short": True}
+            return _answer(latencies_us, slowdown, cut_short=True)
         if settings.repeat > first:
             latencies_us += self._time(library, task, dataclasses.replace(settings, repeat=settings.repeat - first))
         self._check_guards(task)
-        return {"latencies_us": tuple(latencies_us), "cut_short": False}
+        return _answer(latencies_us, slowdown, cut_short=False)
 
     def _prepare(self, job: Mapping[str, Any]) -> _Task:
         if self._task is None or self._task.key != job["workload"]:
@@ -102,11 +110,33 @@ class Runner:
 
     def _learn_expected(self, task: _Task, job: Mapping[str, Any]) -> None:
         """Run the default schedule once: its outputs are what every candidate must give."""
-        reference = job.get("reference")
-        if reference and Path(reference).exists():
-            self._runtime.load(reference)[kernel_symbol(task.key)](*task.tensors)
+        if self._has_reference(task, job):
+            task.reference[kernel_symbol(task.key)](*task.tensors)
             self._device.sync()
             task.expected = [output.copy() for output in self._outputs(task)]
+
+    def _has_reference(self, task: _Task, job: Mapping[str, Any]) -> bool:
+        """Is the task's default schedule at hand? It is loaded once."""
+        path = job.get("reference")
+        if task.reference is None and path and Path(path).exists():
+            task.reference = self._runtime.load(path)
+        return task.reference is not None
+
+    def _slowdown(self, task: _Task, job: Mapping[str, Any], settings: MeasureSettings) -> float | None:
+        """How much longer the default schedule takes now than when it was measured; None where that is not known.
+
+        A machine that others share is now fast, now slow, for seconds: what is timed in such a moment must not be
+        taken for a good or a bad schedule.
+        """
+        default_us = float(job.get("default_us") or 0.0)
+        if not 0 < default_us < _TOO_SLOW_US or not self._has_reference(task, job):
+            return None
+        if time.monotonic() - task.slowdown_at > _FRESH_S:
+            repeat = _BESIDE_REPEATS if default_us < _SLOW_US else 1
+            beside = dataclasses.replace(settings, repeat=repeat, min_repeat_ms=settings.min_repeat_ms // 2)
+            task.slowdown = statistics.median(self._time(task.reference, task, beside)) / default_us
+            task.slowdown_at = time.monotonic()
+        return task.slowdown
 
     def _checked_call(self, function: Any, task: _Task, settings: MeasureSettings) -> float:
         """Call once and look at the result; the call's time in microseconds."""
@@ -168,3 +198,8 @@ class Runner:
             return {"f_preproc": "cache_flush_cpu_non_first_arg"}
         size_bytes = getattr(self._device, "l2_cache_size_bytes", None)
         return {"cache_flush_bytes": 2 * int(size_bytes) if size_bytes else _FLUSH_BYTES}
+
+
+def _answer(latencies_us: list[float], slowdown: float | None, cut_short: bool) -> dict[str, Any]:
+    slowdowns = () if slowdown is None else (slowdown,) * len(latencies_us)
+    return {"latencies_us": tuple(latencies_us), "slowdowns": slowdowns, "cut_short": cut_short}

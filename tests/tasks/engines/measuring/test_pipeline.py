@@ -233,7 +233,7 @@ def test_a_stop_with_builds_under_way(tmp_path: Path) -> None:
     done = stop_after(tmp_path, DISJOINT, "outcome", do="sleep", seconds=0.2)
 
     # What the two builders had in hand may still be measured, the rest not.
-    assert done["first"][0] == "0"
+    assert done["first"][0] in ("0", "1")  # whichever of two builders was faster
     assert len(done["first"]) <= 3
     assert done["second"] == ["next"]
 
@@ -244,7 +244,7 @@ def test_a_listener_that_raises_ends_the_batch_and_leaves_the_next_alone(placeme
     done = stop_after(tmp_path, placement, "raise")
 
     assert done["raised"]
-    assert done["first"] == ["0"]
+    assert done["first"] in (["0"], ["1"])  # whichever of two builders was faster
     assert done["second"] == ["next"]
 
 
