@@ -22,7 +22,7 @@ from rich.table import Table
 
 from benchmarks.kills import KillResult, kill_runs, own_command
 from benchmarks.stock_tuning import Comparison, compare
-from benchmarks.warm_start import WarmStart, warm_start
+from benchmarks.warm_start import Plan, WarmStart, warm_start
 from tasks.records import Measurement
 from tests.services import prefect_server
 
@@ -62,6 +62,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=20, help="moments at which the command is killed")
     parser.add_argument("--warm-trials", type=int, default=160, help="the recogniser's trials, cold and warm")
     parser.add_argument("--other-trials", type=int, default=96, help="trials of each model tuned before it")
+    parser.add_argument("--warm-engine", default="relax", choices=("relax", "relay"), help="that starts cold and warm")
     parser.add_argument("--only", action="append", choices=PARTS, help="only this part; may be repeated")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
@@ -145,12 +146,12 @@ def _kills(arguments: argparse.Namespace, folder: Path, threads: int) -> tuple[l
 def _warm(arguments: argparse.Namespace, folder: Path, threads: int) -> tuple[list[Row], dict[str, Any]]:
     with _prefect(folder) as url:
         commands = own_command(folder / "cold", url, threads), own_command(folder / "warm", url, threads)
-        trials, others = arguments.warm_trials, arguments.other_trials
-        found: WarmStart = warm_start(trials, others, threads, arguments.seed, commands)
+        plan = Plan(arguments.warm_trials, arguments.other_trials, arguments.seed, arguments.warm_engine)
+        found: WarmStart = warm_start(plan, threads, commands)
     more = "" if found.reached else " (never)"
     share = f"{found.warm_trials / max(1, found.cold_trials):.2f}x"
     rows = [
-        ("recogniser, warm against cold: goal", f"{found.goal_us / 1e3:.2f} ms", "", ""),
+        (f"recogniser ({plan.engine}), warm against cold: goal", f"{found.goal_us / 1e3:.2f} ms", "", ""),
         ("  trials to the goal", f"{found.warm_trials}{more}", str(found.cold_trials), share),
         ("  search trials", str(found.warm_total), str(found.cold_total), ""),
         ("  before the search", f"{found.warm_first_us / 1e3:.2f} ms", f"{found.default_us / 1e3:.2f} ms", ""),

@@ -23,6 +23,7 @@ import psutil
 
 from benchmarks.packaged_model import packaged_model, packaged_shapes
 from benchmarks.stock_child import BATCH
+from infra.settings import settings
 from tasks.engines.child import ChildOptions, EngineChild
 from tasks.engines.wire import to_line
 from tasks.import_model import import_model_file
@@ -35,9 +36,9 @@ _EXTRA = 3
 _STOCK_KEY = "stock"
 
 
-def child_options(threads: int, seed: int) -> ChildOptions:
-    """The relax engine on this machine's first ``threads`` cores."""
-    return ChildOptions("relax", sys.executable, "cpu", f"cpu:0-{threads - 1}", threads, seed)
+def child_options(threads: int, seed: int, engine: str = "relax") -> ChildOptions:
+    """An engine on this machine's first ``threads`` cores."""
+    return ChildOptions(engine, settings().python_of(engine), "cpu", f"cpu:0-{threads - 1}", threads, seed)
 
 
 def extract_tasks(name: str, folder: Path, options: ChildOptions) -> tuple[tuple[TuningTask, ...], str]:

@@ -58,23 +58,32 @@ class _Curve:
         return next((trial for trial, us in enumerate(self.latencies_us) if us <= limit_us), None)
 
 
-def warm_start(trials: int, others: int, threads: int, seed: int, commands: tuple[Command, Command]) -> WarmStart:
+@dataclass(frozen=True)
+class Plan:
+    """``trials`` for the recogniser, ``others`` for each of the other models, with which engine."""
+
+    trials: int
+    others: int
+    seed: int
+    engine: str
+
+
+def warm_start(plan: Plan, threads: int, commands: tuple[Command, Command]) -> WarmStart:
     """Tune the recogniser in the first command's home, and in the second's after the other two models.
 
-    ``trials`` for the recogniser, ``others`` for each of the other models. The two recogniser runs come
-    one after the other, since the machine's speed changes with time.
+    The two recogniser runs come one after the other, since the machine's speed changes with time.
     """
     cold_command, warm_command = commands
     folder = cold_command.home.parent / "tasks"
     folder.mkdir(parents=True)
-    options = child_options(threads, seed)
+    options = child_options(threads, plan.seed, plan.engine)
     tasks, _ = extract_tasks("recogniser", folder, options)
     for name in ("classifier", "detector"):
-        _tune(warm_command, name, others, seed)
+        _tune(warm_command, name, plan.others, plan)
     earlier = warm_command.stored()
-    cold: _Run = (), _tune(cold_command, "recogniser", trials, seed)
-    warm: _Run = earlier, _tune(warm_command, "recogniser", trials, seed)
-    ours = Ours(options, folder, seed)
+    cold: _Run = (), _tune(cold_command, "recogniser", plan.trials, plan)
+    warm: _Run = earlier, _tune(warm_command, "recogniser", plan.trials, plan)
+    ours = Ours(options, folder, plan.seed)
     try:
         return _evaluate(ours, tasks, cold, warm)
     finally:
@@ -138,13 +147,14 @@ def _total_us(weights: Mapping[str, int], best: Mapping[str, float]) -> float:
     return sum(weights[key] * us for key, us in best.items())
 
 
-def _tune(command: Command, name: str, trials: int, seed: int) -> list[TuningRecord]:
+def _tune(command: Command, name: str, trials: int, plan: Plan) -> list[TuningRecord]:
     """Run the command until it has searched (what follows adds no search trials); the run's records."""
     before = {record.record_id for record in command.stored()}
     shapes = [f"{key}={','.join(map(str, shape))}" for key, shape in packaged_shapes(name).items()]
-    options = [part for shape in shapes for part in ("--shape", shape)]
+    options = ["--engine", plan.engine, "--trials", str(trials), "--seed", str(plan.seed)]
+    options += [part for shape in shapes for part in ("--shape", shape)]
     started = time.monotonic()
-    process = command.start("tune", str(packaged_model(name)), *options, "--trials", str(trials), "--seed", str(seed))
+    process = command.start("tune", str(packaged_model(name)), *options)
     try:
         status, error = _wait(command, process)
     finally:
