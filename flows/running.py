@@ -20,6 +20,7 @@ from tasks.errors import TrackingError
 from tasks.import_model import import_source
 from tasks.records import EngineInfo, FusedModule, ModelFile, TuningSummary, TuningTask
 from tasks.run import close_engines, engine_for
+from tasks.stopping import interruptible
 
 
 class _Server(Protocol):
@@ -40,7 +41,7 @@ def run_in_terminal(parameters: TuneParameters, console: Console) -> TuningSumma
     from flows.tune_model import observers, tune_model
 
     server.join()
-    with ProgressBar(console) as bar:
+    with ProgressBar(console) as bar, interruptible():
         observers.append(bar)
         try:
             summary = tune_model(parameters)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from tasks import plan
+from tasks import plan, stopping
 from tasks.engines.interface import best_first
 from tasks.errands import Finished
 from tasks.errors import StoreError, TuningFailed
@@ -177,6 +177,7 @@ def show_progress(run: TuningRun, states: Sequence[plan.TaskState], budget: Budg
 def _keep_busy(run: TuningRun, next_errand: Callable[[], Errand | None], on_end: Callable[[Finished], None]) -> None:
     """Give out errands while there is room, until there are none and all that were given out have ended."""
     while True:
+        stopping.check()
         run.check_lease()
         errand: Errand | None = None
         while run.hands.room() > 0:

@@ -24,8 +24,8 @@ def _refused(command: Command, *arguments: str) -> str:
 
 
 @pytest.fixture
-def command(tmp_path: Path, prefect_url: str) -> Command:
-    return Command(tmp_path / "home", {"PREFECT_API_URL": prefect_url})
+def command(tmp_path: Path, prefect_url: str, mlflow_url: str) -> Command:
+    return Command(tmp_path / "home", {"PREFECT_API_URL": prefect_url, "MLFLOW_TRACKING_URI": mlflow_url})
 
 
 def test_not_onnx(command: Command, tmp_path: Path) -> None:

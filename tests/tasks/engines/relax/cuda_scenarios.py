@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ _DRIVER = (
 )  # fmt: skip
 
 
-def compile_model(name: str, archs: list[str], anchors: list[str], folder: str) -> Any:
+def compile_model(name: str, archs: list[str], anchors: list[str], layout: str, folder: str) -> Any:
     """Build the untuned artifact for the first of ``archs``, and candidates of one task for each of ``anchors``.
 
     For the second of ``archs`` a sample of the default schedules. Says what was compiled, in bytes.
@@ -43,7 +43,7 @@ def compile_model(name: str, archs: list[str], anchors: list[str], folder: str) 
     target = '{"kind": "cuda", "arch": "%s"}'
     engine = RelaxEngine(EngineOptions(target % archs[0], "cuda:0", 2, folder), zygote)
     model = _model(name, Path(folder))
-    fused = engine.fuse(engine.import_model(model), "subgraph")
+    fused = engine.fuse(replace(engine.import_model(model), layout=layout), "subgraph")
     tasks = engine.extract(fused, f"{folder}/workloads")
     artifact = engine.build(BuildRequest(fused, {}, f"{folder}/artifact", tuned=False))
     library = Path(artifact.path) / "model.so"
@@ -113,7 +113,7 @@ def _build_candidates(engine: Any, task: TuningTask, folder: str) -> int:
 
     workshop = engine._workshop()
     build = candidates.make_builder({})
-    search = workshop.search_of(task)
+    search = workshop.search_of(task, cold=False)
     found = search.propose(2, 3)
     for candidate in found:
         # What a record holds gives the same kernel again, threads and all.

@@ -23,19 +23,24 @@ needs_nvcc = pytest.mark.skipif(
 
 @needs_nvcc
 @pytest.mark.parametrize(
-    ("name", "archs", "anchors"),
+    ("name", "archs", "anchors", "layout"),
     [
-        ("classifier", ("sm_80", "sm_90"), ("matmul", "mean")),
-        ("squeezenet", ("sm_90", "sm_80"), ("conv2d",)),
+        ("classifier", ("sm_80", "sm_90"), ("matmul", "mean"), "as-imported"),
+        ("squeezenet", ("sm_90", "sm_80"), ("conv2d",), "channels-last"),
     ],
 )
 def test_every_default_schedule_and_what_the_search_proposes_compile(
-    name: str, archs: tuple[str, str], anchors: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    archs: tuple[str, str],
+    anchors: tuple[str, ...],
+    layout: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if shutil.which("nvidia-smi") is None:
         cuda_scenarios.driver_without_a_device(tmp_path)
         monkeypatch.setenv("LD_LIBRARY_PATH", f"{tmp_path}:{os.environ.get('LD_LIBRARY_PATH', '')}")
-    done = in_fresh(cuda_scenarios.compile_model, name, archs, anchors, str(tmp_path), timeout_s=500)
+    done = in_fresh(cuda_scenarios.compile_model, name, archs, anchors, layout, str(tmp_path), timeout_s=500)
 
     if not done["runtime"]:
         assert "libcudart.so.13" in done["refusal"]
