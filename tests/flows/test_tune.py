@@ -94,7 +94,7 @@ def test_what_the_cost_model_learned_is_stored(service_run: tuple[Command, dict[
 
 
 def test_mlflow_has_a_best_latency_curve_for_every_task(
-    service_run: tuple[Command, dict[str, Any], str], mlflow_url: str
+    service_run: tuple[Command, dict[str, Any], str], mlflow_url: str, tmp_path: Path
 ) -> None:
     from mlflow import MlflowClient
 
@@ -130,9 +130,13 @@ def test_mlflow_has_a_best_latency_curve_for_every_task(
         "best_latency", "failures_by_kind", "fused_graph", "model_latency", "profile", "roofline",
         "savings_by_subgraph", "time_by_subgraph",
     }  # fmt: skip
-    built = [{Path(f.path).name for f in client.list_artifacts(c.info.run_id, "built")} for c in children]
-    assert all(files >= {"schedule.py"} for files in built)
-    assert any("trace.json" in files for files in built)
+    for child in children:
+        files = {Path(file.path).name for file in client.list_artifacts(child.info.run_id, "built")}
+        schedule = Path(client.download_artifacts(child.info.run_id, "built/schedule.py", str(tmp_path)))
+        heading = schedule.read_text().splitlines()[0]
+        # Whether a candidate beats a good default schedule within 24 trials is not for this test to say.
+        assert ("trace.json" in files) is (": record " in heading), heading
+        assert ("trace.json" in files) is not ("the default schedule" in heading), heading
     assert all("Why it is no faster" in child.data.tags["mlflow.note.content"] for child in children)
     assert any(client.get_metric_history(child.info.run_id, "predicted_us") for child in children)
 
