@@ -28,6 +28,9 @@ _FIRST_PART = 5
 _FRESH_S = 0.5
 #: Repeats of that, and from which latency on it has one; one that takes longer still is not timed beside others.
 _BESIDE_REPEATS, _SLOW_US, _TOO_SLOW_US = 3, 2e4, 1e6
+#: After so long without a timing the function is called for a while before it is timed: threads that slept and
+#: cores that idled are slow at first (measured: 1.25 times for some 10 ms, on a shared host up to 2 times).
+_IDLE_S, _WAKE_S = 0.1, 0.03
 #: What is copied to flush the cache of a device that does not say how large it is; no GPU has more today.
 _FLUSH_BYTES = 256 << 20
 
@@ -71,6 +74,7 @@ class Runner:
         self._device = runtime.device(device)
         self._on_cpu = device.startswith("cpu")
         self._task: _Task | None = None
+        self._timed_at = -math.inf
 
     def __call__(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """Time the library at ``job["path"]``. Raises WrongOutput, or whatever the candidate raises."""
@@ -185,6 +189,9 @@ class Runner:
                 argument.check_guards(f"{index} of {len(task.guarded)}")
 
     def _time(self, library: Any, task: _Task, settings: MeasureSettings) -> list[float]:
+        """The latencies of all repeats, in microseconds, on a device that is awake."""
+        if time.monotonic() - self._timed_at > _IDLE_S:
+            self._wake(library[kernel_symbol(task.key)], task)
         evaluator = library.time_evaluator(
             kernel_symbol(task.key),
             self._device,
@@ -193,7 +200,15 @@ class Runner:
             min_repeat_ms=settings.min_repeat_ms,
             **self._flushing(settings),
         )
-        return [float(seconds) * 1e6 for seconds in evaluator(*task.tensors).results]
+        latencies_us = [float(seconds) * 1e6 for seconds in evaluator(*task.tensors).results]
+        self._timed_at = time.monotonic()
+        return latencies_us
+
+    def _wake(self, function: Any, task: _Task) -> None:
+        stop_at = time.perf_counter() + _WAKE_S
+        while time.perf_counter() < stop_at:
+            function(*task.tensors)
+            self._device.sync()
 
     def _flushing(self, settings: MeasureSettings) -> dict[str, Any]:
         """What has TVM's evaluator flush the cache before each repeat; a GPU's is overwritten by a copy."""

@@ -24,6 +24,7 @@ class Machine:
     kernels: dict[str, float]
     speed: float = 1.0
     timed: list[tuple[str, int]] = field(default_factory=list)
+    called: list[str] = field(default_factory=list)
     #: How often the default schedule still takes twice its time.
     hiccups: int = 0
 
@@ -43,6 +44,7 @@ class _Library:
 
     def __getitem__(self, _: str) -> Callable[..., None]:
         def call(x: Any, y: Any) -> None:
+            self._machine.called.append(Path(self._path).name)
             y[...] = x
 
         return call
@@ -102,6 +104,24 @@ def test_the_default_is_timed_beside_now_and_then(
         time_candidate(runner, tmp_path, best_us=700.0)
 
     assert [repeat for name, repeat in machine.timed if name == "default"] == [3, 3]
+
+
+def test_what_is_timed_after_an_idle_time_is_called_before(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("tasks.engines.measuring.timing.time.monotonic", lambda: now[0])
+    runner = Runner(machine, "cpu")
+    calls = []
+    for at in (0.0, 0.05, 0.3):
+        now[0] = at
+        machine.called.clear()
+        time_candidate(runner, tmp_path, default_us=0.0)
+        calls.append(machine.called.count("candidate"))
+
+    # Without an idle time only for its outputs: timing itself is scripted here.
+    assert calls[1] == 1
+    assert min(calls[0], calls[2]) > 2
 
 
 @pytest.mark.parametrize("default_us", [0.0, 2e6])
