@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ _ROUND_S = 0.25
 _MOST_RUNS = 20
 #: Pause between contenders: idle threads of one spin for some milliseconds and would disturb the next.
 _SETTLE_S = 0.05
+#: A contender runs so long, and once at least, before its runs of a round count: after a pause cores and threads are
+#: slow at first.
+_WAKE_S, _MOST_WAKING_RUNS = 0.03, 100
 
 
 @dataclass(frozen=True)
@@ -50,22 +54,28 @@ def race(execute: Execute, order: RaceOrder) -> dict[str, Latency]:
 def interleaved(contenders: Mapping[str, Contender], rounds: int = _ROUNDS) -> dict[str, Latency]:
     """Time the contenders in turns, so that a slow minute of the machine hits all of them alike.
 
-    Each round gives one sample a contender: the median of its runs in that round, after one that warms up.
+    Each round gives one sample a contender: the median of its runs in that round, after some that warm up.
     """
-    repeats = {}
+    warm_ups, repeats = {}, {}
     for name, run in contenders.items():
         run(1)
-        once_s = run(1)[0] / 1e3
-        repeats[name] = max(1, min(_MOST_RUNS, int(_ROUND_S / max(once_s, 1e-6))))
+        once_s = max(run(1)[0] / 1e3, 1e-6)
+        warm_ups[name] = min(_MOST_WAKING_RUNS, math.ceil(_WAKE_S / once_s))
+        repeats[name] = max(1, min(_MOST_RUNS, int(_ROUND_S / once_s)))
     samples: dict[str, list[float]] = {name: [] for name in contenders}
     for index in range(rounds):
-        names = list(contenders)
-        # Another order each round: nobody always runs after the same neighbour.
-        for name in names[index % len(names) :] + names[: index % len(names)]:
+        for name in _order(list(contenders), index):
             time.sleep(_SETTLE_S)
-            timed = contenders[name](repeats[name] + 1)[1:]
+            timed = contenders[name](warm_ups[name] + repeats[name])[warm_ups[name] :]
             samples[name].append(float(np.median(timed)))
     return {name: Latency(tuple(values)) for name, values in samples.items()}
+
+
+def _order(names: list[str], index: int) -> list[str]:
+    """Another order each round, every other one backwards: nobody always runs after the same neighbour."""
+    shift = index // 2 % len(names)
+    turned = names[shift:] + names[:shift]
+    return turned[::-1] if index % 2 else turned
 
 
 def _artifact(execute: Execute, folder: str, inputs_path: str) -> Contender:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -134,7 +136,8 @@ def test_contenders_take_turns_and_each_round_is_one_sample() -> None:
         def run(repeats: int) -> list[float]:
             order.append(name)
             asked[name].append(repeats)
-            return [50 * each_ms] + [each_ms] * (repeats - 1) if len(asked[name]) > 2 else [each_ms]
+            slow = math.ceil(30 / each_ms)
+            return [50 * each_ms] * slow + [each_ms] * (repeats - slow) if len(asked[name]) > 2 else [each_ms]
 
         return run
 
@@ -143,12 +146,25 @@ def test_contenders_take_turns_and_each_round_is_one_sample() -> None:
     rounds = [order[6:][at : at + 3] for at in range(0, 9, 3)]  # the first six warm up and estimate
     assert all(sorted(turn) == ["a", "b", "c"] for turn in rounds)
     assert {turn[0] for turn in rounds} == {"a", "b", "c"}  # nobody is always first
-    # The first run of each turn, fifty times as slow here, warms up and does not count.
+    # The first 30 ms of each turn, and one run at least, fifty times as slow here, warm up and do not count.
     assert {name: latency.samples_ms for name, latency in latencies.items()} == {
         "a": (1.0,) * 3, "b": (300.0,) * 3, "c": (40.0,) * 3,
     }  # fmt: skip
     # Slow ones run less often, so that each has about the same time.
     assert asked["a"][-1] > asked["c"][-1] > asked["b"][-1] >= 2
+
+
+def test_nobody_always_runs_after_the_same_neighbour() -> None:
+    order: list[str] = []
+
+    def contender(name: str) -> Callable[[int], list[float]]:
+        return lambda repeats: order.append(name) or [0.1] * repeats  # type: ignore[func-returns-value]
+
+    interleaved({name: contender(name) for name in "abc"}, 6)
+
+    timed = order[6:]
+    before = {name: {timed[at - 1] for at in range(1, len(timed)) if timed[at] == name} - {name} for name in "abc"}
+    assert before == {"a": {"b", "c"}, "b": {"a", "c"}, "c": {"a", "b"}}
 
 
 def test_timing_takes_no_longer_than_it_must() -> None:
