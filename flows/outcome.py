@@ -33,7 +33,7 @@ def log_outcome(run: TuningRun) -> None:
     states = [plan.state_of(t, run.book.of(t.workload_key), t.workload_key in known) for t in run.tasks]
     tracking = Tracking(settings().tracking)
     tracking.set_tags(run.log.run_id, {ENDED_TAG: run.ended})
-    share = plan.remaining_share(states, run.gains_before)
+    share = plan.remaining_share(states, run.brought_before)
     tracking.log_metrics(run.log.run_id, [(REMAINING, share, time.time_ns() // 1_000_000, 0)])
 
 

@@ -11,7 +11,7 @@ from prefect.cache_policies import NO_CACHE
 
 from infra.patience import patiently
 from tasks.errors import StoreError
-from tasks.records import FusedModule, ImportedModule, ModelFile, TuningTask
+from tasks.records import FirstSessions, FusedModule, ImportedModule, ModelFile, TuningTask
 from tasks.run import Progress, TuningRun, run_of
 
 logger = logging.getLogger("tunewright")
@@ -71,6 +71,6 @@ def _fetch_samples(run: TuningRun) -> None:
     except StoreError as error:
         logger.warning("%s; the cost model starts from what is on this machine", error)
     try:
-        run.gains_before = run.gains.load() if run.gains is not None else {}
+        run.brought_before = run.gains.load() if run.gains is not None else FirstSessions()
     except (StoreError, ValueError) as error:
         logger.warning("%s; the first sessions go by the roofline alone", error)

@@ -15,13 +15,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from tasks.records import TuningRecord, TuningTask
+from tasks.records import FirstSessions, TuningRecord, TuningTask
 
 #: The relative gain that the second, third, ... session of a task brings on average.
 _LATER_RATES = (0.20, 0.10, 0.06, 0.04, 0.03)
 #: A task whose best latency fell by less than this share over ``PATIENCE`` sessions is left alone.
 _STALE_GAIN = 0.01
 PATIENCE = 3
+#: A first session had most of its gain once it had this share of it, where it gained as much as counts at all.
+_MOST_OF_GAIN = 0.9
+#: From so many first sessions that gained on, the next ones are as long as these needed: most of them (this share) at
+#: least, in steps of so many trials.
+_KNOWN_LENGTHS, _LONG_ENOUGH_FOR, _LENGTH_STEP = 3, 0.75, 4
 #: What a session may gain of a task that is as fast as anything seen here.
 _LEAST_ROOM = 0.02
 #: A task below this share of the model's latency gets small sessions.
@@ -40,14 +45,15 @@ _FAILING_TRIALS = 8
 _MODEST_FLOPS = 10e9
 _MODEST_BANDWIDTH = 4e9
 _NONE: Mapping[str, int] = MappingProxyType({})
-#: The gains of first sessions by operator, of this run and others.
-Gains = Mapping[str, Sequence[float]]
-NO_GAINS: Gains = MappingProxyType({})
+NOTHING_BROUGHT = FirstSessions()
 
 
 @dataclass(frozen=True)
 class TaskState:
-    """What the records say of a task. ``gains`` are the relative gains of its search sessions, in order."""
+    """What the records say of a task. ``gains`` are the relative gains of its search sessions, in order.
+
+    ``first_length`` is the number of trials after which the first one had most of its gain, 0 where it had none.
+    """
 
     task: TuningTask
     default_us: float | None
@@ -56,6 +62,7 @@ class TaskState:
     gains: tuple[float, ...]
     failing: str = ""
     exhausted: bool = False
+    first_length: int = 0
 
     @property
     def cost_us(self) -> float:
@@ -87,6 +94,7 @@ def state_of(task: TuningTask, records: Sequence[TuningRecord], exhausted: bool 
     trials = 0
     failures: list[str] = []
     sessions: dict[str, tuple[float, float]] = {}
+    first_bests: list[float] = []
     for record in sorted(records, key=lambda record: record.started_at):
         latency_us = record.latency_us
         if record.phase == "confirm":
@@ -102,13 +110,20 @@ def state_of(task: TuningTask, records: Sequence[TuningRecord], exhausted: bool 
         failures.append(record.failure.kind if record.failure else "")
         first = sessions.get(record.session_id, (before, 0.0))[0]
         sessions[record.session_id] = (first, math.inf if best_us is None else best_us)
+        if len(sessions) == 1:
+            first_bests.append(sessions[record.session_id][1])
     gains = tuple(
         0.0 if not math.isfinite(before) or before <= 0 else (before - after) / before
         for before, after in sessions.values()
     )
     alike = len(failures) >= _FAILING_TRIALS and failures[0] and len(set(failures)) == 1
     failing = failures[0] if alike else ""
-    return TaskState(task, default_us, best_us, trials, gains, failing, exhausted)
+    first_length = 0
+    if gains and gains[0] >= _STALE_GAIN:
+        before = next(iter(sessions.values()))[0]
+        enough_us = before - _MOST_OF_GAIN * (before - first_bests[-1])
+        first_length = 1 + next(at for at, us in enumerate(first_bests) if us <= enough_us)
+    return TaskState(task, default_us, best_us, trials, gains, failing, exhausted, first_length)
 
 
 def model_latency_us(states: Sequence[TaskState], untuned: bool = False) -> float:
@@ -119,13 +134,16 @@ def model_latency_us(states: Sequence[TaskState], untuned: bool = False) -> floa
 
 
 def next_session(
-    states: Sequence[TaskState], limits: Limits, in_flight: Mapping[str, int] = _NONE, gains_before: Gains = NO_GAINS
+    states: Sequence[TaskState],
+    limits: Limits,
+    in_flight: Mapping[str, int] = _NONE,
+    before: FirstSessions = NOTHING_BROUGHT,
 ) -> Decision:
     """The session that is expected to gain most, or why there is none.
 
     ``in_flight`` counts the sessions that run now, by workload key: until they end, a task is planned
-    as if they had brought what such a session brings on average. ``gains_before`` is what first sessions
-    gained in earlier runs.
+    as if they had brought what such a session brings on average. ``before`` is what first sessions brought
+    in earlier runs.
     """
     if limits.trials_left is not None and limits.trials_left <= 0:
         return Decision(None, 0, "the trial budget is spent")
@@ -135,7 +153,7 @@ def next_session(
         if state.trials < limits.floor_trials and not in_flight.get(state.task.workload_key):
             trials = _capped(limits.floor_trials - state.trials, limits)
             return Decision(state.task, trials, f"floor: {state.trials} of {limits.floor_trials} trials")
-    knowledge = Knowledge.of(states, gains_before)
+    knowledge = Knowledge.of(states, before)
     gains = {
         state.task.workload_key: expected_gain_us(state, knowledge, in_flight.get(state.task.workload_key, 0))
         for state in open_states
@@ -148,6 +166,8 @@ def next_session(
         return Decision(None, 0, f"no session is expected to gain more than {gain_us:.1f} us of {total_us:.0f} us")
     number = len(best.gains) + in_flight.get(best.task.workload_key, 0) + 1
     size = _LIGHT_TRIALS if best.cost_us < _LIGHT_SHARE * total_us else _SESSION_TRIALS
+    if number == 1:
+        size = min(size, knowledge.first_length)
     reason = (
         f"expected gain {gain_us:.0f} us of {total_us:.0f} us: {best.cost_us / total_us:.1%} of the model, "
         f"session {number}"
@@ -157,18 +177,23 @@ def next_session(
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What tells how much a session may gain: the best speed that any task has reached, and earlier gains."""
+    """What tells how much a session may gain: the best speed that any task has reached, and earlier gains.
+
+    ``first_length`` is how many trials a first session should have.
+    """
 
     speed: tuple[float, float]
-    first_gains: Gains
+    first_gains: Mapping[str, Sequence[float]]
+    first_length: int
 
     @classmethod
-    def of(cls, states: Sequence[TaskState], gains_before: Gains = NO_GAINS) -> Knowledge:
+    def of(cls, states: Sequence[TaskState], before: FirstSessions = NOTHING_BROUGHT) -> Knowledge:
         """What this run's states and earlier runs tell."""
-        found = {operator: list(gains) for operator, gains in gains_before.items()}
-        for operator, gains in first_gains(states).items():
+        here = first_sessions(states)
+        found = {operator: list(gains) for operator, gains in before.gains.items()}
+        for operator, gains in here.gains.items():
             found.setdefault(operator, []).extend(gains)
-        return cls(_demonstrated_speed(states), found)
+        return cls(_demonstrated_speed(states), found, _long_enough([*before.lengths, *here.lengths]))
 
     def first_gain(self, kind: str, room: float) -> float:
         """What a first session is expected to gain: ``room``, as far as others of its kind do not tell better."""
@@ -179,13 +204,21 @@ class Knowledge:
         return (_ROOFLINE_WEIGHT * room + weight * statistics.mean(known)) / (_ROOFLINE_WEIGHT + weight)
 
 
-def first_gains(states: Sequence[TaskState]) -> dict[str, list[float]]:
-    """What the first session of each task gained, by its kind."""
-    found: dict[str, list[float]] = {}
+def first_sessions(states: Sequence[TaskState]) -> FirstSessions:
+    """What the first session of each task brought."""
+    gains: dict[str, list[float]] = {}
     for state in states:
         if state.gains:
-            found.setdefault(_kind(state.task), []).append(state.gains[0])
-    return found
+            gains.setdefault(_kind(state.task), []).append(state.gains[0])
+    return FirstSessions(gains, [state.first_length for state in states if state.first_length])
+
+
+def _long_enough(lengths: Sequence[int]) -> int:
+    """How many trials a first session should have, where these were enough for others."""
+    if len(lengths) < _KNOWN_LENGTHS:
+        return _SESSION_TRIALS
+    needed = sorted(lengths)[math.ceil(_LONG_ENOUGH_FOR * len(lengths)) - 1]
+    return min(_SESSION_TRIALS, math.ceil(needed / _LENGTH_STEP) * _LENGTH_STEP)
 
 
 def _kind(task: TuningTask) -> str:
@@ -221,9 +254,9 @@ def expected_gain_us(state: TaskState, knowledge: Knowledge, in_flight: int = 0)
     return state.cost_us * min(rate, room)
 
 
-def remaining_share(states: Sequence[TaskState], gains_before: Gains = NO_GAINS) -> float:
+def remaining_share(states: Sequence[TaskState], before: FirstSessions = NOTHING_BROUGHT) -> float:
     """What one more session of every open task is expected to save, as a share of the model's latency."""
-    knowledge = Knowledge.of(states, gains_before)
+    knowledge = Knowledge.of(states, before)
     gain_us = sum(expected_gain_us(state, knowledge) for state in states if not _why_closed(state))
     return gain_us / (model_latency_us(states) or 1.0)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -265,6 +266,18 @@ class TuningRecord:
         """The median repeat, or None where the trial failed or its timing is no time."""
         latency_us = math.nan if self.measurement is None else self.measurement.latency_us
         return latency_us if math.isfinite(latency_us) and latency_us > 0 else None
+
+
+@dataclass(frozen=True)
+class FirstSessions:
+    """What the first search sessions of tasks brought in earlier runs.
+
+    ``gains``: by operator the shares of the latency that they took away. ``lengths``: of those that gained, after
+    how many trials they had most of it.
+    """
+
+    gains: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    lengths: Sequence[int] = ()
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from infra.sample_store import SampleStore
 from tasks.engines.child import ChildOptions, EngineChild
 from tasks.engines.interface import counts_for
 from tasks.errors import TrackingError
-from tasks.records import EngineInfo, Failure, MeasureSettings, TuningRecord, TuningTask
+from tasks.records import EngineInfo, Failure, FirstSessions, MeasureSettings, TuningRecord, TuningTask
 from tasks.sessions import SessionHost, SessionOutcome
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class TuningRun:
     records: RecordStore | None = None
     samples: SampleStore | None = None
     gains: GainStore | None = None
-    gains_before: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    brought_before: FirstSessions = field(default_factory=FirstSessions)
     log: RunLog | None = None
     tasks: tuple[TuningTask, ...] = ()
     exhausted: set[str] = field(default_factory=set)

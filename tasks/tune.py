@@ -93,7 +93,7 @@ def search(run: TuningRun, budget_of: Callable[[], Budget]) -> str:
 
 
 def _publish_gains(run: TuningRun) -> None:
-    """Tell later runs what the first sessions of this one gained; they can do without."""
+    """Tell later runs what the first sessions of this one brought; they can do without."""
     if run.gains is None:
         return
     here = []
@@ -103,9 +103,9 @@ def _publish_gains(run: TuningRun) -> None:
         if first is not None and first.run_id == run.run_id:
             here.append(plan.state_of(tuning_task, records))
     try:
-        run.gains.publish(run.run_id, plan.first_gains(here))
+        run.gains.publish(run.run_id, plan.first_sessions(here))
     except StoreError as error:
-        logger.warning("%s; later runs do without what this one's sessions gained", error)
+        logger.warning("%s; later runs do without what this one's sessions brought", error)
 
 
 def confirm(run: TuningRun) -> str:
@@ -149,7 +149,7 @@ def plan_session(run: TuningRun, budget: Budget) -> tuple[Session | None, str]:
     open_now = [replace(s, exhausted=s.exhausted or free[s.task.workload_key] is None) for s in states]
     limits = plan.Limits(left, budget.floor_trials)
     in_flight = Counter(session.task.workload_key for session in out)
-    decision = plan.next_session(open_now, limits, in_flight, run.gains_before)
+    decision = plan.next_session(open_now, limits, in_flight, run.brought_before)
     show_progress(run, states, budget)
     if decision.task is None:
         return None, decision.reason

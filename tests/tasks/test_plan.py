@@ -16,13 +16,13 @@ from tasks.plan import (
     TaskState,
     closed_tasks,
     expected_gain_us,
-    first_gains,
+    first_sessions,
     model_latency_us,
     next_session,
     remaining_share,
     state_of,
 )
-from tasks.records import Failure, TuningRecord, TuningTask
+from tasks.records import Failure, FirstSessions, TuningRecord, TuningTask
 from tests.infra import sample_records as samples
 
 NO_LIMIT = Limits(None)
@@ -133,7 +133,7 @@ def test_a_task_that_still_improves_is_preferred() -> None:
 
 def test_expected_gains_fall_from_session_to_session() -> None:
     speed = (1e12, 1e12)
-    gains = [expected_gain_us(state(0, 1000.0, gains=(0.0,) * n), Knowledge(speed, {})) for n in range(6)]
+    gains = [expected_gain_us(state(0, 1000.0, gains=(0.0,) * n), Knowledge(speed, {}, 16)) for n in range(6)]
 
     assert gains == sorted(gains, reverse=True)
     assert 0 < gains[-1] < gains[0] < 1000.0
@@ -141,7 +141,7 @@ def test_expected_gains_fall_from_session_to_session() -> None:
 
 def test_what_cannot_be_saved_is_not_expected() -> None:
     # 1 GFLOP/s is this machine's record, and the task runs at half of it: half can be saved at most.
-    assert expected_gain_us(state(0, 4000.0), Knowledge((1e9, 1e12), {})) == pytest.approx(2000.0)
+    assert expected_gain_us(state(0, 4000.0), Knowledge((1e9, 1e12), {}, 16)) == pytest.approx(2000.0)
 
 
 @pytest.mark.parametrize("latency_us", [1.0, 20.0, 1000.0])
@@ -224,11 +224,11 @@ def test_first_sessions_go_where_those_of_the_same_operator_gained_before() -> N
         softmax, task=replace(softmax.task, subgraph=replace(softmax.task.subgraph, anchor_operator="softmax"))
     )
     states = [conv, softmax]
-    poor_convs = {"conv2d": (0.01, 0.0, 0.02)}
+    poor_convs = FirstSessions({"conv2d": (0.01, 0.0, 0.02)})
 
     assert next_session(states, NO_LIMIT).task == conv.task
-    assert next_session(states, NO_LIMIT, gains_before=poor_convs).task == softmax.task
-    assert next_session(states, NO_LIMIT, gains_before={"softmax": (0.0, 0.0, 0.0)}).task == conv.task
+    assert next_session(states, NO_LIMIT, before=poor_convs).task == softmax.task
+    assert next_session(states, NO_LIMIT, before=FirstSessions({"softmax": (0.0, 0.0, 0.0)})).task == conv.task
     # What is learned in the run itself counts as well.
     tried = [state(number, 3e5, gains=(0.0,), trials=16) for number in (2, 3, 4)]
     assert next_session([*states, *tried], NO_LIMIT).task == softmax.task
@@ -240,19 +240,19 @@ def test_another_implementation_is_measured_before_schedules_of_the_only_one() -
     subgraph = replace(two_ways.task.subgraph, implementations=("winograd",))
     two_ways = replace(two_ways, task=replace(two_ways.task, subgraph=subgraph))
     # As fast as anything here: the roofline promises nothing.
-    fast = {"conv2d": (0.0,) * 8}
+    fast = FirstSessions({"conv2d": (0.0,) * 8})
 
-    assert next_session([heavy, two_ways], NO_LIMIT, gains_before=fast).task == two_ways.task
+    assert next_session([heavy, two_ways], NO_LIMIT, before=fast).task == two_ways.task
     # What it brought tonight counts for its like alone.
     tried = replace(two_ways, gains=(0.5,), trials=16)
-    assert list(first_gains([heavy, tried])) == ["conv2d, other implementations"]
+    assert list(first_sessions([heavy, tried]).gains) == ["conv2d, other implementations"]
     # Of the anchor operator alone there is none.
     alone = replace(two_ways, task=replace(two_ways.task, workload_key="anchor"))
-    assert next_session([heavy, alone], NO_LIMIT, gains_before=fast).task == heavy.task
+    assert next_session([heavy, alone], NO_LIMIT, before=fast).task == heavy.task
 
 
 def test_no_number_of_sessions_makes_an_operator_hopeless() -> None:
-    many = {"conv2d": (0.0,) * 1000}
+    many = FirstSessions({"conv2d": (0.0,) * 1000})
 
     assert expected_gain_us(state(0, 1e6), Knowledge.of([state(0, 1e6)], many)) > 0.02 * 1e6
 
@@ -260,7 +260,7 @@ def test_no_number_of_sessions_makes_an_operator_hopeless() -> None:
 def test_the_gains_of_first_sessions_by_operator() -> None:
     states = [state(0, 1e6, gains=(0.3, 0.1), trials=32), state(1, 1e6, gains=(0.2,), trials=16), state(2, 1e6)]
 
-    assert first_gains(states) == {"conv2d": [0.3, 0.2]}
+    assert first_sessions(states).gains == {"conv2d": [0.3, 0.2]}
 
 
 def test_a_task_that_is_being_searched_yields_to_the_next_best() -> None:
@@ -354,3 +354,28 @@ def test_a_plan_without_a_limit_comes_to_an_end() -> None:
     floor_us = sum(t.weight * end for t, end in zip(simulation.tasks, simulation.end, strict=True))
     assert latency_us < 1.1 * floor_us  # within a tenth of what the curves can give
     assert sum(simulation.trials) < 20 * 400
+
+
+def test_first_sessions_are_as_long_as_those_before_needed() -> None:
+    soon = FirstSessions(lengths=(1, 1, 2, 1))
+
+    assert next_session([state(0, 1e6)], NO_LIMIT).trials == 16
+    assert next_session([state(0, 1e6)], NO_LIMIT, before=soon).trials == 4
+    assert next_session([state(0, 1e6)], NO_LIMIT, before=FirstSessions(lengths=(1, 9, 9, 16))).trials == 12
+    # One that gained soon tells little; those of the run itself count as well.
+    assert next_session([state(0, 1e6)], NO_LIMIT, before=FirstSessions(lengths=(1, 1))).trials == 16
+    tried = replace(state(1, 1e5, gains=(0.3,), trials=16), first_length=2)
+    assert next_session([state(0, 1e6), tried], NO_LIMIT, before=FirstSessions(lengths=(1, 1))).trials == 4
+    # A second session goes deeper.
+    again = state(0, 1e6, gains=(0.4,), trials=4)
+    assert next_session([again], NO_LIMIT, before=soon).trials == 16
+
+
+def test_a_first_session_was_long_enough_once_it_had_most_of_its_gain() -> None:
+    def length(*latencies_us: float | None) -> int:
+        return state_of(task(0), [default(1000.0), *searched("a", *latencies_us), *searched("b", 10.0)]).first_length
+
+    assert length(900.0, None, 510.0, 500.0) == 3
+    assert length(500.0, 499.0) == 1
+    assert length(1200.0, 999.0) == 0
+    assert length(None, None) == 0

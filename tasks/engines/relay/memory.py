@@ -6,8 +6,9 @@ what the object store counts and merges for every engine (``rows``, ``lengths``,
 
 from __future__ import annotations
 
-import json
+import math
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +69,11 @@ class Memory:
         self._fresh.clear()
 
     def donors(self, space: Space, workload: str, count: int) -> list[Choice]:
-        """The best choices of other workloads for the implementation of ``space``.
+        """The best choices of other workloads for the implementation of ``space``, the nearest sizes first.
 
-        Those of the same convolution or product come first, whatever its layout, then those nearest to the best of
-        their own workload.
+        Of workloads as near as each other, those nearest to the best of their own.
         """
-        wanted = logical(space.workload)
+        wanted = sizes(space.workload)
         ranked = []
         for (other, schedule), latency_us in self._latency_us.items():
             ratio = latency_us / self._best_us[other]
@@ -81,7 +81,7 @@ class Memory:
                 continue
             choice = _parsed(schedule)
             if choice is not None and choice.implementation == space.implementation:
-                ranked.append((logical(choice.workload) != wanted, ratio, schedule, choice))
+                ranked.append((_distance(sizes(choice.workload), wanted), ratio, schedule, choice))
         return [choice for *_, choice in sorted(ranked, key=lambda entry: entry[:3])[:count]]
 
     def _put(self, workload: str, schedule: str, latency_us: float) -> None:
@@ -99,14 +99,28 @@ def _parsed(schedule: str) -> Choice | None:
     return choice if choice.config is not None else None
 
 
-def logical(workload: Any) -> Any:
-    """What AutoTVM's workload computes, whatever blocks its tensors are in: sizes, strides, padding, dtypes."""
-    if not workload:
-        return None
-    tensors = [arg for arg in workload[1:] if isinstance(arg, (list, tuple)) and arg and arg[0] == "TENSOR"]
-    others = [arg for arg in workload[1:] if not isinstance(arg, str) and arg not in tensors]
-    plain = [(_unblocked(tensor[1]), tensor[2]) for tensor in tensors]
-    return json.dumps([workload[0], plain, others], default=int)
+def sizes(workload: Any) -> tuple[int, ...]:
+    """The numbers of what AutoTVM's workload computes, whatever blocks its tensors are in: sizes, strides, padding."""
+    found: list[int] = []
+    for arg in (workload or ())[1:]:
+        if isinstance(arg, (list, tuple)) and arg and arg[0] == "TENSOR":
+            found += _unblocked(arg[1])
+        else:
+            found += _numbers(arg)
+    return tuple(found)
+
+
+def _numbers(arg: Any) -> list[int]:
+    if isinstance(arg, (list, tuple)):
+        return [number for part in arg for number in _numbers(part)]
+    return [] if arg is None or isinstance(arg, str) else [int(arg)]
+
+
+def _distance(ours: Sequence[int], theirs: Sequence[int]) -> float:
+    """How far the sizes are apart, by ratios; infinite where they are not of one kind."""
+    if len(ours) != len(theirs):
+        return math.inf
+    return sum(abs(math.log((1 + a) / (1 + b))) for a, b in zip(ours, theirs))  # noqa: B905 - Python 3.9 has no strict
 
 
 def _unblocked(shape: Any) -> list[int]:

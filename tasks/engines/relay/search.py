@@ -41,7 +41,7 @@ class _Arm:
     tuner: SpaceTuner | None
     trials: int = 0
     best_us: float = math.inf
-    transferred: bool = False
+    donors: list[int] | None = None
 
     @property
     def exhausted(self) -> bool:
@@ -157,13 +157,12 @@ class TaskSearch:
         return found
 
     def _donated(self, arm: _Arm) -> list[int]:
-        """What was good for other workloads of this implementation, once."""
-        if arm.transferred:
-            return []
-        arm.transferred = True
-        donors = self._memory.donors(arm.space, self.group, 4 * _DONORS)
-        places = [arm.space.nearest(choice.config) for choice in donors]
-        return list(dict.fromkeys(place for place in places if place is not None))[:_DONORS]
+        """What was good for other workloads of this implementation, as far as it fits here."""
+        if arm.donors is None:
+            donors = self._memory.donors(arm.space, self.group, 4 * _DONORS)
+            places = [arm.space.nearest(choice.config) for choice in donors]
+            arm.donors = list(dict.fromkeys(place for place in places if place is not None))[:_DONORS]
+        return arm.donors
 
     def report(self, candidates: Sequence[Candidate], latencies_us: Sequence[float | None]) -> None:
         """What the measurements gave; None for a failed one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import deque, namedtuple
 from collections.abc import Sequence
@@ -80,10 +81,11 @@ class SpaceTuner:
         return len(self._measured) >= len(self.space)
 
     def propose(self, count: int, seed: int, first: Sequence[int] = ()) -> list[int]:
-        """Indices of up to ``count`` configs that were never measured; ``first`` come before the tuner's own."""
+        """Indices of up to ``count`` configs that were never measured: ``first``, in turns with the tuner's own."""
         random.seed(seed)
         np.random.seed(seed % 2**32)
-        found = [index for index in dict.fromkeys(first) if index not in self._measured][:count]
+        given = [index for index in dict.fromkeys(first) if index not in self._measured][: (count + 1) // 2]
+        found = list(given)
         for _ in range(20):
             if len(found) >= count or not self._tuner.has_next():
                 break
@@ -92,10 +94,11 @@ class SpaceTuner:
                 if config.index not in self._measured and config.index not in found:
                     found.append(config.index)
         # A tuner may have come to the end of what it wants; what is left of the space is still worth a trial.
-        for index in self._rest(count - len(found), set(found)):
-            found.append(index)
+        found += self._rest(count - len(found), set(found))
         self._measured.update(found)
-        return found
+        own = found[len(given) :]
+        turns = [index for both in itertools.zip_longest(given, own) for index in both]
+        return [index for index in turns if index is not None]
 
     def _rest(self, count: int, found: set[int]) -> list[int]:
         if count <= 0 or len(self.space) > 4096:
