@@ -27,6 +27,8 @@ _MOST_OF_GAIN = 0.9
 #: From so many first sessions that gained on, the next ones are as long as these needed: most of them (this share) at
 #: least, in steps of so many trials.
 _KNOWN_LENGTHS, _LONG_ENOUGH_FOR, _LENGTH_STEP = 3, 0.75, 4
+#: A session of fewer trials does not say what a longer one would have brought.
+_TELLING_TRIALS = 8
 #: What a session may gain of a task that is as fast as anything seen here.
 _LEAST_ROOM = 0.02
 #: A task below this share of the model's latency gets small sessions.
@@ -52,7 +54,8 @@ NOTHING_BROUGHT = FirstSessions()
 class TaskState:
     """What the records say of a task. ``gains`` are the relative gains of its search sessions, in order.
 
-    ``first_length`` is the number of trials after which the first one had most of its gain, 0 where it had none.
+    ``first_length`` is the number of trials after which the first one had most of its gain, 0 where it had none or
+    was too short to tell.
     """
 
     task: TuningTask
@@ -119,7 +122,7 @@ def state_of(task: TuningTask, records: Sequence[TuningRecord], exhausted: bool 
     alike = len(failures) >= _FAILING_TRIALS and failures[0] and len(set(failures)) == 1
     failing = failures[0] if alike else ""
     first_length = 0
-    if gains and gains[0] >= _STALE_GAIN:
+    if gains and gains[0] >= _STALE_GAIN and len(first_bests) >= _TELLING_TRIALS:
         before = next(iter(sessions.values()))[0]
         enough_us = before - _MOST_OF_GAIN * (before - first_bests[-1])
         first_length = 1 + next(at for at, us in enumerate(first_bests) if us <= enough_us)
@@ -210,7 +213,9 @@ def first_sessions(states: Sequence[TaskState]) -> FirstSessions:
     for state in states:
         if state.gains:
             gains.setdefault(_kind(state.task), []).append(state.gains[0])
-    return FirstSessions(gains, [state.first_length for state in states if state.first_length])
+    # Where other implementations come first, they have the gain, however good the schedules behind them are.
+    lengths = [state.first_length for state in states if state.first_length and not _has_others(state.task)]
+    return FirstSessions({operator: tuple(values) for operator, values in gains.items()}, tuple(lengths))
 
 
 def _long_enough(lengths: Sequence[int]) -> int:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import math
 import statistics
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -276,8 +275,8 @@ class FirstSessions:
     how many trials they had most of it.
     """
 
-    gains: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    lengths: Sequence[int] = ()
+    gains: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    lengths: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

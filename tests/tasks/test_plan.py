@@ -260,7 +260,7 @@ def test_no_number_of_sessions_makes_an_operator_hopeless() -> None:
 def test_the_gains_of_first_sessions_by_operator() -> None:
     states = [state(0, 1e6, gains=(0.3, 0.1), trials=32), state(1, 1e6, gains=(0.2,), trials=16), state(2, 1e6)]
 
-    assert first_sessions(states).gains == {"conv2d": [0.3, 0.2]}
+    assert first_sessions(states).gains == {"conv2d": (0.3, 0.2)}
 
 
 def test_a_task_that_is_being_searched_yields_to_the_next_best() -> None:
@@ -366,6 +366,10 @@ def test_first_sessions_are_as_long_as_those_before_needed() -> None:
     assert next_session([state(0, 1e6)], NO_LIMIT, before=FirstSessions(lengths=(1, 1))).trials == 16
     tried = replace(state(1, 1e5, gains=(0.3,), trials=16), first_length=2)
     assert next_session([state(0, 1e6), tried], NO_LIMIT, before=FirstSessions(lengths=(1, 1))).trials == 4
+    # What other implementations brought tells nothing of schedules.
+    subgraph = replace(tried.task.subgraph, implementations=("winograd",))
+    two_ways = replace(tried, task=replace(tried.task, subgraph=subgraph))
+    assert next_session([state(0, 1e6), two_ways], NO_LIMIT, before=FirstSessions(lengths=(1, 1))).trials == 16
     # A second session goes deeper.
     again = state(0, 1e6, gains=(0.4,), trials=4)
     assert next_session([again], NO_LIMIT, before=soon).trials == 16
@@ -375,7 +379,9 @@ def test_a_first_session_was_long_enough_once_it_had_most_of_its_gain() -> None:
     def length(*latencies_us: float | None) -> int:
         return state_of(task(0), [default(1000.0), *searched("a", *latencies_us), *searched("b", 10.0)]).first_length
 
-    assert length(900.0, None, 510.0, 500.0) == 3
-    assert length(500.0, 499.0) == 1
-    assert length(1200.0, 999.0) == 0
-    assert length(None, None) == 0
+    assert length(900.0, None, 510.0, 500.0, *[700.0] * 4) == 3
+    assert length(500.0, 499.0, *[700.0] * 6) == 1
+    assert length(1200.0, 999.0, *[1200.0] * 6) == 0
+    assert length(*[None] * 8) == 0
+    # Too short to tell what a longer one would have brought.
+    assert length(900.0, 500.0) == 0

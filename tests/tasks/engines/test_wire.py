@@ -39,6 +39,7 @@ SAMPLES: list[Any] = [
     SESSION,
     dataclasses.replace(SESSION, stop_at=None),
     records.SessionResult("s", "search", 3, {"build": 2}, {"total": 1.5}, True, "note"),
+    records.FirstSessions({"conv2d": (0.25, 0.0)}, (3, 1)),
     records.SubgraphChoice("n", "w", "", "", None),
     samples.summary(),
     samples.summary().verdict,
