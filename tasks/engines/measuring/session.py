@@ -158,6 +158,7 @@ class SessionRunner:
             done = [c for c in candidates if c.key in latencies]
             if done:
                 search.report(done, [latencies[c.key] for c in done])
+            search.take_back([c for c in candidates if c.key not in latencies])
             progress.spend("search", time.monotonic() - started)
         if search.skipped:
             note = _both(note, f"{len(search.skipped)} stored records do not replay")

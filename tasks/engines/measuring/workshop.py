@@ -51,6 +51,9 @@ class Search(Protocol):
     def report(self, candidates: Sequence[Any], latencies_us: Sequence[float | None]) -> None:
         """What the measurements gave; None for a failed one."""
 
+    def take_back(self, candidates: Sequence[Any]) -> None:
+        """Candidates that were proposed, but not measured: the session ended before. They may be proposed again."""
+
 
 class Workshop(Protocol):
     """An engine's knowledge of workloads. A *part* is what its builder needs to compile one candidate."""

@@ -281,6 +281,13 @@ class TaskSearch:
             self._add_sample(candidate.key, features, latency_us)
             self._note(latency_us)
 
+    def take_back(self, candidates: Sequence[Candidate]) -> None:
+        """Candidates that were proposed, but not measured; they may be proposed again."""
+        for candidate in candidates:
+            self._measured.discard(candidate.key)
+            if candidate.measure is not None:
+                self._pool[candidate.key] = candidate.measure
+
     def _add_sample(self, candidate_key: str, rows: Rows, latency_us: float | None) -> None:
         self._samples.add(self.group, candidate_key, rows, latency_us or math.inf)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -139,19 +139,24 @@ class TaskSearch:
     def _propose_from(self, arm: _Arm, count: int, seed: int) -> list[Candidate]:
         if count <= 0 or arm.exhausted:
             return []
+        is_mine = self._is_mine(arm.space)
         if arm.tuner is None:
-            arm.trials += 1
-            return self._fresh(arm, [None], [None])
-        indices = arm.tuner.propose(count, seed, self._donated(arm))
+            arm.trials += is_mine(None)
+            return self._fresh(arm, [None], [None]) if is_mine(None) else []
+        indices = arm.tuner.propose(count, seed, self._donated(arm), is_mine)
         return self._fresh(arm, indices, arm.tuner.predict_us(indices))
+
+    def _is_mine(self, space: Space) -> Callable[[int | None], bool]:
+        """Is the config in the slice of the space that is searched here?"""
+        mine, slices = self.part
+        return lambda index: slices == 1 or int(candidate_key(space.choice(index))[:8], 16) % slices == mine
 
     def _fresh(self, arm: _Arm, indices: Sequence[int | None], predicted: Sequence[float | None]) -> list[Candidate]:
         found = []
-        mine, slices = self.part
         for index, us in zip(indices, predicted):  # noqa: B905 - Python 3.9 has no strict
             choice = arm.space.choice(index)
             key = candidate_key(choice)
-            if key not in self._measured and int(key[:8], 16) % slices == mine:
+            if key not in self._measured:
                 self._measured.add(key)
                 found.append(Candidate(key, choice.to_text(), choice.implementation, index, us))
         return found
@@ -169,6 +174,16 @@ class TaskSearch:
         for candidate, latency_us in zip(candidates, latencies_us):  # noqa: B905 - Python 3.9 has no strict
             arm = self._arms[candidate.implementation]
             self._note(arm, candidate.index, latency_us, candidate.key, candidate.trace)
+
+    def take_back(self, candidates: Sequence[Candidate]) -> None:
+        """Candidates that were proposed, but not measured; they may be proposed again."""
+        for candidate in candidates:
+            arm = self._arms[candidate.implementation]
+            self._measured.discard(candidate.key)
+            if arm.tuner is not None and candidate.index is not None:
+                arm.tuner.take_back(candidate.index)
+            else:
+                arm.trials = 0
 
     def _note(self, arm: _Arm, index: int | None, latency_us: float | None, key: str, schedule: str) -> None:
         arm.trials += arm.tuner is not None

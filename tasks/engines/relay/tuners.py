@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import deque, namedtuple
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,10 @@ _FAILED_S = 1e9
 Task = namedtuple("Task", "name workload target config_space flop")
 Input = namedtuple("Input", "target task config")
 Result = namedtuple("Result", "costs error_no all_cost timestamp")
+
+
+def _any(index: int) -> bool:
+    return index >= 0
 
 
 class KnobCostModel(XGBoostCostModel):  # type: ignore[misc]
@@ -62,6 +66,8 @@ class SpaceTuner:
         self._latency: dict[int, float] = {}
         self._results: dict[int, float | None] = {}
         self._given: deque[int] = deque()
+        #: What the tuner gave and nobody measured: it does not give it again.
+        self._passed: list[int] = []
         if kind == "xgb":
             self.model: Any = KnobCostModel(task, threads)
             annealing = SimulatedAnnealingOptimizer(
@@ -80,32 +86,49 @@ class SpaceTuner:
         """Was every config measured?"""
         return len(self._measured) >= len(self.space)
 
-    def propose(self, count: int, seed: int, first: Sequence[int] = ()) -> list[int]:
-        """Indices of up to ``count`` configs that were never measured: ``first``, in turns with the tuner's own."""
+    def propose(
+        self, count: int, seed: int, first: Sequence[int] = (), is_mine: Callable[[int], bool] = _any
+    ) -> list[int]:
+        """Indices of up to ``count`` configs that were never measured: ``first``, in turns with the tuner's own.
+
+        Only those that ``is_mine``; what was given before and not measured counts as ``first``.
+        """
         random.seed(seed)
         np.random.seed(seed % 2**32)
-        given = [index for index in dict.fromkeys(first) if index not in self._measured][: (count + 1) // 2]
+        self._passed = [index for index in self._passed if index not in self._measured]
+        wanted = dict.fromkeys([*self._passed, *first])
+        given = [index for index in wanted if index not in self._measured and is_mine(index)][: (count + 1) // 2]
         found = list(given)
         for _ in range(20):
             if len(found) >= count or not self._tuner.has_next():
                 break
             for config in self._tuner.next_batch(count - len(found)):
                 self._given.append(config.index)
-                if config.index not in self._measured and config.index not in found:
+                if config.index in self._measured or config.index in found:
+                    continue
+                if is_mine(config.index):
                     found.append(config.index)
+                else:
+                    self._passed.append(config.index)
         # A tuner may have come to the end of what it wants; what is left of the space is still worth a trial.
-        found += self._rest(count - len(found), set(found))
+        found += self._rest(count - len(found), set(found), is_mine)
         self._measured.update(found)
         own = found[len(given) :]
         turns = [index for both in itertools.zip_longest(given, own) for index in both]
         return [index for index in turns if index is not None]
 
-    def _rest(self, count: int, found: set[int]) -> list[int]:
+    def _rest(self, count: int, found: set[int], is_mine: Callable[[int], bool]) -> list[int]:
         if count <= 0 or len(self.space) > 4096:
             return []
         left = [i for i in range(self.space.range_length) if i not in self._measured and i not in found]
         left = [i for i in left if self.space.is_index_valid(i)] if hasattr(self.space, "is_index_valid") else left
-        return random.sample(left, min(count, len(left)))
+        random.shuffle(left)
+        return list(itertools.islice(filter(is_mine, left), count))
+
+    def take_back(self, index: int) -> None:
+        """The config was proposed, but not measured."""
+        self._measured.discard(index)
+        self._passed.append(index)
 
     def report(self, indices: Sequence[int], latencies_us: Sequence[float | None]) -> None:
         """What the measurements gave; None for a failed one."""

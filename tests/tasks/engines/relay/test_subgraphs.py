@@ -164,3 +164,31 @@ def test_a_space_comes_to_its_end_and_what_it_taught_is_kept(engine: EngineChild
     with np.load(samples / f"{session.session_id}.npz") as stored:
         assert {record.schedule for record in heard.records if record.measurement} <= set(stored["schedules"].tolist())
         assert len(stored["schedules"]) == len(stored["lengths"])
+
+
+@pytest.mark.parametrize("tuner", ["xgb", "random"])
+def test_slices_and_stopped_sessions_leave_nothing_of_a_space_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tuner: str
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    model = twins(tmp_path)
+    keys = []
+    for cut in (False, True):
+        folder = tmp_path / f"cut-{cut}"
+        folder.mkdir()
+        found = []
+        with child(tuner) as engine:
+            tasks = engine.extract(engine.fuse(engine.import_model(model), "subgraph"), str(folder / "workloads"))
+            task = next(task for task in tasks if "conv" in task.subgraph.anchor_operator)
+            sessions = Sessions(engine, folder)
+            if cut:
+                sliced = sessions.make("search", [task], trials=4, slice_index=0, slice_count=2)
+                found += sessions.run(sliced).records
+                stopped = sessions.make("search", [task], found, trials=8)
+                found += sessions.run(stopped, lambda record, engine=engine: engine.finish_trial()).records
+            last = sessions.run(sessions.make("search", [task], found, trials=100))
+        found += last.records
+        assert last.result.exhausted
+        keys.append([record.candidate_key for record in found])
+
+    assert sorted(keys[0]) == sorted(keys[1])
