@@ -9,8 +9,11 @@ import pytest
 
 from tests.fresh import in_fresh
 
+#: Vectors of eight in 16 registers: what makes a good tile, and so what is filled up, goes by these.
+AVX2 = '{"kind": "llvm", "mcpu": "core-avx2"}'
 
-def compare_all(folder: str) -> list[Any]:
+
+def compare_all(folder: str, target_text: str) -> list[Any]:
     """In a fresh interpreter: by kernel its operators, how many sketches it has, the largest relative differences."""
     from tasks.engines.relax.bootstrap import import_tvm
 
@@ -21,7 +24,7 @@ def compare_all(folder: str) -> list[Any]:
     from tasks.engines.relax import defaults, frontend, spaces, subgraphs, targets
     from tests.tasks.engines.relax.passes.models import MODELS, spread_output
 
-    target = targets.to_tvm(targets.resolve("cpu", 2))
+    target = targets.to_tvm(targets.resolve(target_text, 2))
 
     def outputs(mod: Any, count: int) -> list[Any]:
         arrays = [
@@ -61,10 +64,19 @@ def compare_all(folder: str) -> list[Any]:
     return found
 
 
-@pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    found: list[Any] = in_fresh(compare_all, str(tmp_path_factory.mktemp("models")), timeout_s=600)
+def compared(tmp_path_factory: pytest.TempPathFactory, target: str) -> list[Any]:
+    found: list[Any] = in_fresh(compare_all, str(tmp_path_factory.mktemp("models")), target, timeout_s=600)
     return found
+
+
+@pytest.fixture(scope="module")
+def on_avx2(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    return compared(tmp_path_factory, AVX2)
+
+
+@pytest.fixture(scope="module", params=["cpu", AVX2], ids=["cpu", "avx2"])
+def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, on_avx2: list[Any]) -> list[Any]:
+    return on_avx2 if request.param == AVX2 else compared(tmp_path_factory, request.param)
 
 
 def test_every_schedule_computes_what_the_naive_loops_do(kernels: list[Any]) -> None:
@@ -95,14 +107,14 @@ def test_a_softmax_runs_in_vectors_untuned(kernels: list[Any]) -> None:
     assert vectors >= 4
 
 
-def test_rows_that_make_no_good_tile_are_filled_up(kernels: list[Any]) -> None:
-    filled = [operators for _, operators, _, _, _, vain, _ in kernels if vain and "conv2d" in operators]
+def test_rows_that_make_no_good_tile_are_filled_up(on_avx2: list[Any]) -> None:
+    filled = [operators for _, operators, _, _, _, vain, _ in on_avx2 if vain and "conv2d" in operators]
 
     assert filled == [["conv2d", "relu"], ["conv2d", "add", "relu"]]
 
 
-def test_a_pointwise_conv_takes_the_pixels_of_short_rows_in_one(kernels: list[Any]) -> None:
-    flat = [operators for _, operators, *_, flat in kernels if flat]
+def test_a_pointwise_conv_takes_the_pixels_of_short_rows_in_one(on_avx2: list[Any]) -> None:
+    flat = [operators for _, operators, *_, flat in on_avx2 if flat]
 
     # 13 x 13 pixels are 43 tiles of four; rows of 13 would be four tiles each, three sixteenths of them in vain.
     assert flat == [["conv2d", "add", "relu"]]
