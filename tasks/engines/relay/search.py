@@ -90,6 +90,8 @@ class TaskSearch:
     def learn(self, records: Iterable[TuningRecord]) -> None:
         """Take in records that exist already; one that does not fit is skipped and named in ``skipped``."""
         fresh = [record for record in records if record.record_id not in self._known]
+        for arm in self._arms.values():
+            arm.donors = None  # of other workloads, too, more may be known by now
         for record in fresh:
             self._known.add(record.record_id)
             self._measured.add(record.candidate_key)
@@ -164,9 +166,11 @@ class TaskSearch:
     def _donated(self, arm: _Arm) -> list[int]:
         """What was good for other workloads of this implementation, as far as it fits here."""
         if arm.donors is None:
+            known = arm.tuner.measured if arm.tuner else frozenset()
             donors = self._memory.donors(arm.space, self.group, 4 * _DONORS)
             places = [arm.space.nearest(choice.config) for choice in donors]
-            arm.donors = list(dict.fromkeys(place for place in places if place is not None))[:_DONORS]
+            fitting = dict.fromkeys(place for place in places if place is not None and place not in known)
+            arm.donors = list(fitting)[:_DONORS]
         return arm.donors
 
     def report(self, candidates: Sequence[Candidate], latencies_us: Sequence[float | None]) -> None:

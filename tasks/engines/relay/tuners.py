@@ -82,6 +82,11 @@ class SpaceTuner:
             raise InputError(f"there is no tuner {kind!r}: give one of {', '.join(TUNERS)}")
 
     @property
+    def measured(self) -> frozenset[int]:
+        """Configs that were measured, or are about to be."""
+        return frozenset(self._measured)
+
+    @property
     def exhausted(self) -> bool:
         """Was every config measured?"""
         return len(self._measured) >= len(self.space)
