@@ -222,7 +222,8 @@ def _long_enough(lengths: Sequence[int]) -> int:
     """How many trials a first session should have, where these were enough for others."""
     if len(lengths) < _KNOWN_LENGTHS:
         return _SESSION_TRIALS
-    needed = sorted(lengths)[math.ceil(_LONG_ENOUGH_FOR * len(lengths)) - 1]
+    # Rounded down: of three lengths the second counts, not the one outlier.
+    needed = sorted(lengths)[math.floor(_LONG_ENOUGH_FOR * (len(lengths) - 1))]
     return min(_SESSION_TRIALS, math.ceil(needed / _LENGTH_STEP) * _LENGTH_STEP)
 
 

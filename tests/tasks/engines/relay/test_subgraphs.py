@@ -192,3 +192,21 @@ def test_slices_and_stopped_sessions_leave_nothing_of_a_space_out(
         keys.append([record.candidate_key for record in found])
 
     assert sorted(keys[0]) == sorted(keys[1])
+
+
+def test_a_later_session_begins_with_what_was_best_for_a_like_workload_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with child() as engine:
+        fused = engine.fuse(engine.import_model(twins(tmp_path)), "subgraph")
+        tasks = engine.extract(fused, str(tmp_path / "workloads"))
+        one, other = (task for task in tasks if "conv" in task.subgraph.anchor_operator)
+        sessions = Sessions(engine, tmp_path)
+        before = sessions.run(sessions.make("search", [one], trials=1)).records
+        learned = sessions.run(sessions.make("search", [other], trials=100)).records
+        after = sessions.run(sessions.make("search", [one], before, trials=4)).records
+
+    ranked = sorted((record for record in learned if record.latency_us), key=lambda record: record.latency_us or 0.0)
+    best = next(record for record in ranked if record.candidate_key != before[0].candidate_key)
+    assert after[0].candidate_key == best.candidate_key
