@@ -30,10 +30,6 @@ Input = namedtuple("Input", "target task config")
 Result = namedtuple("Result", "costs error_no all_cost timestamp")
 
 
-def _any(index: int) -> bool:
-    return index >= 0
-
-
 class KnobCostModel(XGBoostCostModel):  # type: ignore[misc]
     """AutoTVM's XGBoost model over the knobs of a config, whose features are computed in this process.
 
@@ -91,9 +87,7 @@ class SpaceTuner:
         """Was every config measured?"""
         return len(self._measured) >= len(self.space)
 
-    def propose(
-        self, count: int, seed: int, first: Sequence[int] = (), is_mine: Callable[[int], bool] = _any
-    ) -> list[int]:
+    def propose(self, count: int, seed: int, first: Sequence[int], is_mine: Callable[[int], bool]) -> list[int]:
         """Indices of up to ``count`` configs that were never measured: ``first``, in turns with the tuner's own.
 
         Only those that ``is_mine``; what was given before and not measured counts as ``first``.
