@@ -205,8 +205,9 @@ def test_a_later_session_begins_with_what_was_best_for_a_like_workload_since(
         sessions = Sessions(engine, tmp_path)
         before = sessions.run(sessions.make("search", [one], trials=1)).records
         learned = sessions.run(sessions.make("search", [other], trials=100)).records
-        after = sessions.run(sessions.make("search", [one], before, trials=4)).records
+        # One trial: of several the records come in the order in which they were built.
+        after = sessions.run(sessions.make("search", [one], before, trials=1)).records
 
     ranked = sorted((record for record in learned if record.latency_us), key=lambda record: record.latency_us or 0.0)
     best = next(record for record in ranked if record.candidate_key != before[0].candidate_key)
-    assert after[0].candidate_key == best.candidate_key
+    assert [record.candidate_key for record in after] == [best.candidate_key]
