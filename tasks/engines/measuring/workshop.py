@@ -30,6 +30,12 @@ class Candidate(Protocol):
     def predicted_us(self) -> float | None: ...
 
 
+def is_in_slice(candidate_key: str, part: tuple[int, int]) -> bool:
+    """Is the candidate in that slice of its space? ``part`` as in ``Search``."""
+    index, slices = part
+    return int(candidate_key[:8], 16) % slices == index
+
+
 class Search(Protocol):
     """The search of one workload, warm from session to session.
 

@@ -15,7 +15,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule.trace import Trace
 from tvm.target import Target
 
-from tasks.engines.measuring.workshop import BATCH
+from tasks.engines.measuring.workshop import BATCH, is_in_slice
 from tasks.engines.relax import spaces, transfer
 from tasks.engines.relax.cost_model import MIN_SAMPLES, Rows, Samples, XgbCostModel, features_of
 from tasks.engines.relax.defaults import cpu_default
@@ -158,8 +158,7 @@ class TaskSearch:
 
     def _is_mine(self, key: str) -> bool:
         """Is the candidate in the slice of the space that is searched here?"""
-        index, slices = self.part
-        return int(key[:8], 16) % slices == index
+        return is_in_slice(key, self.part)
 
     def _other(self, key: str) -> Candidate:
         name, sketch = self._others[key]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tasks.engines.measuring.workshop import is_in_slice
 from tasks.engines.relay.candidates import load_func
 from tasks.engines.relay.lowering import Choice
 from tasks.engines.relay.memory import Memory
@@ -143,15 +144,17 @@ class TaskSearch:
             return []
         is_mine = self._is_mine(arm.space)
         if arm.tuner is None:
-            arm.trials += is_mine(None)
-            return self._fresh(arm, [None], [None]) if is_mine(None) else []
-        indices = arm.tuner.propose(count, seed, self._donated(arm), is_mine)
+            if not is_mine(None):
+                return []
+            arm.trials += 1
+            return self._fresh(arm, [None], [None])
+        indices = arm.tuner.propose(count, seed, self._donated(arm, arm.tuner), is_mine)
         return self._fresh(arm, indices, arm.tuner.predict_us(indices))
 
     def _is_mine(self, space: Space) -> Callable[[int | None], bool]:
         """Is the config in the slice of the space that is searched here?"""
-        mine, slices = self.part
-        return lambda index: slices == 1 or int(candidate_key(space.choice(index))[:8], 16) % slices == mine
+        part = self.part
+        return lambda index: part[1] == 1 or is_in_slice(candidate_key(space.choice(index)), part)
 
     def _fresh(self, arm: _Arm, indices: Sequence[int | None], predicted: Sequence[float | None]) -> list[Candidate]:
         found = []
@@ -163,13 +166,12 @@ class TaskSearch:
                 found.append(Candidate(key, choice.to_text(), choice.implementation, index, us))
         return found
 
-    def _donated(self, arm: _Arm) -> list[int]:
+    def _donated(self, arm: _Arm, tuner: SpaceTuner) -> list[int]:
         """What was good for other workloads of this implementation, as far as it fits here."""
         if arm.donors is None:
-            known = arm.tuner.measured if arm.tuner else frozenset()
             donors = self._memory.donors(arm.space, self.group, 4 * _DONORS)
             places = [arm.space.nearest(choice.config) for choice in donors]
-            fitting = dict.fromkeys(place for place in places if place is not None and place not in known)
+            fitting = dict.fromkeys(place for place in places if place is not None and not tuner.has_measured(place))
             arm.donors = list(fitting)[:_DONORS]
         return arm.donors
 

@@ -78,14 +78,13 @@ class SpaceTuner:
             raise InputError(f"there is no tuner {kind!r}: give one of {', '.join(TUNERS)}")
 
     @property
-    def measured(self) -> frozenset[int]:
-        """Configs that were measured, or are about to be."""
-        return frozenset(self._measured)
-
-    @property
     def exhausted(self) -> bool:
         """Was every config measured?"""
         return len(self._measured) >= len(self.space)
+
+    def has_measured(self, index: int) -> bool:
+        """Was the config measured, or is it about to be?"""
+        return index in self._measured
 
     def propose(self, count: int, seed: int, first: Sequence[int], is_mine: Callable[[int], bool]) -> list[int]:
         """Indices of up to ``count`` configs that were never measured: ``first``, in turns with the tuner's own.
